@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.drawing.files import lay_out, replaced
+from analysis.drawing.files import lay_out, replace_file
 from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
@@ -20,7 +20,7 @@ from analysis.sections import together as together_pages
 from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
-from analysis.words import listed, lr_text, plural
+from analysis.words import join_words, lr_text, plural
 
 Pages = Literal["short", "all"]
 
@@ -40,7 +40,7 @@ def subtitle(study: Study) -> str:
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     span += " times each optimizer's own" if study.is_in_multiples else ""
     counts = f"{plural(study.runs['seed'].nunique(), 'seed')} · {plural(len(study.runs), 'run')}"
-    return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
+    return f"{join_words(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
 
 
 def sections(study: Study) -> list[Section]:
@@ -72,7 +72,7 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
     for section in sections(study):
         drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
         body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
-        yield _abridged(section, study, drawn, body, seen) if pages == "short" else body
+        yield _abridge(section, study, drawn, body, seen) if pages == "short" else body
 
 
 def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture | None:
@@ -88,7 +88,7 @@ def _is_seen(piece: Piece, seen: set[str]) -> bool:
     return isinstance(piece, Picture) and piece.name in seen
 
 
-def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body: Pieces, seen: set[str]) -> Pieces:
+def _abridge(section: Section, study: Study, drawn: Mapping[str, Pieces], body: Pieces, seen: set[str]) -> Pieces:
     """Return a section for a short appendix: its own brief form, else its headings and first table or figure.
 
     Text beside it is left out: it repeats the numbers. A last line names the rest.
@@ -108,7 +108,7 @@ def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body:
     names = [f"“{each.title}”" for each in tables if each.title not in titles]
     number = len(figures) - sum(isinstance(each, Picture) for each in shown)
     names += [plural(number, "figure")] if number else []
-    return shown + (small(f"Not here (pages=all, or format=files): {listed(names)}.") if names else ())
+    return shown + (small(f"Not here (pages=all, or format=files): {join_words(names)}.") if names else ())
 
 
 def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
@@ -120,12 +120,13 @@ def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
         prefix: start of the file names.
     """
     return [
-        Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in _drawn(study, section).items()
+        Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf")
+        for name, each in _draw_section(study, section).items()
     ]
 
 
 @once_per_study
-def _drawn(study: Study, section: Section) -> Figures:
+def _draw_section(study: Study, section: Section) -> Figures:
     with matplotlib.rc_context(RC):
         return section.figures(study)
 
@@ -146,13 +147,13 @@ def together(studies: Sequence[Study]) -> Pieces:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure in the format of the path's suffix, atomically."""
-    return replaced(path, rendered(figure, path.suffix[1:]))
+    return replace_file(path, render(figure, path.suffix[1:]))
 
 
 PDFS: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()  # shared by the report and the figure's own file
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
+def render(figure: Figure, kind: str) -> bytes:
     """Return a figure as ``kind`` (svg, pdf, png)."""
     if kind == "pdf" and figure in PDFS:
         return PDFS[figure]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis import assembly
 from analysis.drawing import formats
-from analysis.drawing.files import replaced
+from analysis.drawing.files import replace_file
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
@@ -55,7 +55,7 @@ def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool, data:
     written, taken = [], set()
     for pieces in parts:
         written += _write_figures(pieces, folder / "figures", FIGURES)
-        for name, table in _named(pieces, taken):
+        for name, table in _name_tables(pieces, taken):
             table = replace(table, caption=f"{table.caption} {data}".strip())
             written += _write_table(table, folder / "tables", name, has_long_captions)
     return written
@@ -81,7 +81,7 @@ def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str]) -> lis
     return [assembly.save(each.figure, folder / f"{each.name}.{suffix}") for each in pictures for suffix in suffixes]
 
 
-def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
+def _name_tables(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
     """Yield tables with unique names; equal titles are numbered."""
     for piece in pieces:
         if isinstance(piece, Table):
@@ -99,6 +99,6 @@ def _write_table(table: Table, folder: Path, name: str, has_long_caption: bool) 
         "csv": formats.csv(table).encode("utf-8"),
         "md": formats.markdown(table).encode("utf-8"),
         "tex": formats.latex(table, name, has_long_caption=has_long_caption).encode("utf-8"),
-        "parquet": formats.with_numbers(table).to_parquet(index=False),
+        "parquet": formats.add_numbers(table).to_parquet(index=False),
     }
-    return [replaced(folder / f"{name}.{suffix}", content) for suffix, content in written.items()]
+    return [replace_file(folder / f"{name}.{suffix}", content) for suffix, content in written.items()]

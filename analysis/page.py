@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from analysis import assembly
-from analysis.drawing.files import replaced
-from analysis.drawing.interactive import Unknown, described
+from analysis.drawing.files import replace_file
+from analysis.drawing.interactive import Unknown, describe
 from analysis.drawing.pieces import (
     Boxed,
     Compact,
@@ -30,7 +30,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.paper import contents
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
-from analysis.words import listed
+from analysis.words import join_words
 from stability.printable import visible
 
 STYLE = """
@@ -73,16 +73,16 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
     for study in studies:
         if several:
             page.links.append(_link(study.name, study.name))
-            page.parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
+            page.parts.append(f"<h2 id={_quote(study.name)}>{text(study.name)}</h2>")
         below = assembly.question(study) if several else "" if is_of_rates(study) else assembly.subtitle(study)
         page.parts += [f'<p class="muted">{text(below)}</p>'] if below else []
         page.add(assembly.pieces(study), f"{study.name}: " if several else "")
     if joint := assembly.together(studies):
         page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER))
-        page.parts.append(f"<h2 id={_quoted(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
+        page.parts.append(f"<h2 id={_quote(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
         page.add([joint], f"{assembly.TOGETHER}: ")
     title = assembly.title(name) if several else assembly.question(studies[0])
-    return page.write(title, listed([study.name for study in studies]) if several else "", name, reports_dir)
+    return page.write(title, join_words([study.name for study in studies]) if several else "", name, reports_dir)
 
 
 def build_paper_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
@@ -116,9 +116,9 @@ class _Page:
             if isinstance(piece, Heading):
                 anchor = f"{before}{piece.text}"
                 self.links.append(_link(anchor, piece.text))
-                self.parts.append(f"<h3 id={_quoted(anchor)}>{text(piece.text)}</h3>")
+                self.parts.append(f"<h3 id={_quote(anchor)}>{text(piece.text)}</h3>")
             else:
-                self.parts.append(shown(piece, self.numbers))
+                self.parts.append(to_html(piece, self.numbers))
 
     def write(self, title: str, below: str, name: str, reports_dir: Path | str) -> Path:
         """Write the page and return its path.
@@ -137,7 +137,7 @@ class _Page:
             + "\n</body></html>\n"
         )
         page = f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{policy(rest)}{rest}'
-        return replaced(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
+        return replace_file(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
 
 
 def policy(page: str) -> str:
@@ -164,7 +164,7 @@ class Numbers:
         self.tables = self.figures = 0
 
 
-def shown(piece: Piece, numbers: Numbers) -> str:
+def to_html(piece: Piece, numbers: Numbers) -> str:
     """Return a piece as HTML."""
     if isinstance(piece, Paragraph):
         return f"<p>{text(piece.text)}</p>"
@@ -189,12 +189,12 @@ def text(words: str) -> str:
     return html.escape(visible(words, keep="\n\t")).replace("α_max", "α<sub>max</sub>")
 
 
-def _quoted(anchor: str) -> str:
+def _quote(anchor: str) -> str:
     return f'"{html.escape(visible(anchor), quote=True).replace(" ", "-")}"'
 
 
 def _link(anchor: str, words: str) -> str:
-    return f'<a href="#{_quoted(anchor)[1:-1]}">{text(words)}</a>'
+    return f'<a href="#{_quote(anchor)[1:-1]}">{text(words)}</a>'
 
 
 def _table(table: Table, number: int) -> str:
@@ -224,7 +224,7 @@ def _picture(picture: Picture, number: int) -> str:
     """Return a figure for plotly, or as a picture if plotly cannot express it (three dimensions)."""
     caption = f"<figcaption><b>Figure {number}:</b> {text(picture.caption)}</figcaption>"
     try:
-        spec = described(picture.figure)
+        spec = describe(picture.figure)
     except Unknown:
         return f"<figure>{_image(picture)}{caption}</figure>"
     data = json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
@@ -234,8 +234,8 @@ def _picture(picture: Picture, number: int) -> str:
 
 
 def _image(picture: Picture) -> str:
-    source = base64.b64encode(assembly.rendered(picture.figure, "svg")).decode()
-    return f'<img alt={_quoted(picture.name)} src="data:image/svg+xml;base64,{source}">'
+    source = base64.b64encode(assembly.render(picture.figure, "svg")).decode()
+    return f'<img alt={_quote(picture.name)} src="data:image/svg+xml;base64,{source}">'
 
 
 def _plotly() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from analysis import assembly
 from analysis.assembly import Pages
 from analysis.drawing import typeset
-from analysis.drawing.files import replaced
+from analysis.drawing.files import replace_file
 from analysis.drawing.pieces import Pieces
 from analysis.drawing.pieces import typst as as_typst
 from analysis.paper import contents as contents_of_paper
@@ -21,7 +21,7 @@ from analysis.sections import contents
 from analysis.sections.answer import MOST_LINES, answer
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
-from analysis.words import listed
+from analysis.words import join_words
 from stability.printable import visible
 
 
@@ -66,13 +66,13 @@ def build_together(
             for index, study in enumerate(studies)
         ]
         if joint := assembly.together(studies):
-            parts.append((assembly.TOGETHER, listed(study.name for study in studies), _typst([joint], folder)))
+            parts.append((assembly.TOGETHER, join_words(study.name for study in studies), _typst([joint], folder)))
         first = _typst([assembly.comparison(studies)], folder)
         return typeset.document(
-            assembly.title(name), listed(study.name for study in studies), first + typeset.parts(parts)
+            assembly.title(name), join_words(study.name for study in studies), first + typeset.parts(parts)
         )
 
-    return _compiled(text, Path(reports_dir) / f"{name}.pdf")
+    return _compile(text, Path(reports_dir) / f"{name}.pdf")
 
 
 def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
@@ -94,10 +94,10 @@ def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir
         body = _typst(contents_of_paper.pieces(studies), folder)
         return typeset.document(assembly.title(name), contents_of_paper.subtitle(studies), body)
 
-    return _compiled(text, Path(reports_dir) / f"{name}.pdf")
+    return _compile(text, Path(reports_dir) / f"{name}.pdf")
 
 
-def _compiled(text: Callable[[Path], str], path: Path) -> Path:
+def _compile(text: Callable[[Path], str], path: Path) -> Path:
     """Write a document as a PDF; ``text`` maps the figures' folder to the source.
 
     ``RuntimeError`` without typst.
@@ -110,7 +110,7 @@ def _compiled(text: Callable[[Path], str], path: Path) -> Path:
         source = Path(folder) / "report.typ"
         source.write_text(text(Path(folder)), encoding="utf-8")
         pdf = typst.compile(str(source), root=folder, ignore_system_fonts=True)
-    return replaced(path, pdf)
+    return replace_file(path, pdf)
 
 
 def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)) -> str:
@@ -118,7 +118,7 @@ def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]
     sections = [section for section in (*first, *contents.PRINTED_LAST) if section.applies(study)]
-    printed = [_printed(part) for section in sections for part in section.tables(study, phases)]
+    printed = [_to_text(part) for section in sections for part in section.tables(study, phases)]
     return "\n\n".join(printed) + "\n"
 
 
@@ -141,7 +141,7 @@ def _typst(parts: Iterable[Pieces], folder: Path) -> str:
     return source
 
 
-def _printed(part: typeset.Table | str) -> str:
+def _to_text(part: typeset.Table | str) -> str:
     """Return a table unchanged, or a paragraph in lines of 110 characters."""
     if isinstance(part, typeset.Table):
         return part.text()

@@ -66,7 +66,7 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(words: Iterable[str]) -> str:
+def join_words(words: Iterable[str]) -> str:
     """Return the items as a list in words: a, b and c."""
     items = list(words)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
@@ -75,19 +75,19 @@ def listed(words: Iterable[str]) -> str:
 def value_text(value: Any) -> str:
     """Return a value as on the command line: 4, 0.1, true, [sa,sc]. Long lists as in `shortened`."""
     if isinstance(value, list):
-        return shortened(f"[{','.join(map(value_text, value))}]")
+        return shorten(f"[{','.join(map(value_text, value))}]")
     return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
-def shortened(label: str) -> str:
+def shorten(label: str) -> str:
     """Return a label with repeated names counted: pattern=[gla,gla,gla,sa] becomes pattern=[3×gla,sa].
 
     Numbers are unchanged.
     """
-    return re.sub(r"\[([^\[\]]+)\]", lambda found: f"[{','.join(_counted(found[1].split(',')))}]", label)
+    return re.sub(r"\[([^\[\]]+)\]", lambda found: f"[{','.join(_count(found[1].split(',')))}]", label)
 
 
-def _counted(items: list[str]) -> Iterator[str]:
+def _count(items: list[str]) -> Iterator[str]:
     """Yield each run of equal names with its length."""
     for item, same in itertools.groupby(items):
         number = len(list(same))
@@ -97,7 +97,7 @@ def _counted(items: list[str]) -> Iterator[str]:
             yield from [item] * number
 
 
-def wrapped(name: str, width: int) -> str:
+def wrap(name: str, width: int) -> str:
     """Return a name in lines of at most ``width`` characters.
 
     Breaks at spaces; in longer words after "=" or ",", else after "_", else between any letters.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.sections.differences import other_sign, relative_difference
+from analysis.sections.differences import find_other_sign, relative_difference
 from benchmarks._machine import machine
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
@@ -63,7 +63,7 @@ def summary(rows: pd.DataFrame) -> dict[str, Any]:
     """Return one line of the table over a cell's rows; medians are over finite α_max, as in Table 5."""
     exact, parity = rows["taylor_curvature"], rows["parity_curvature"]
     rate = rows["lr"]
-    line: dict[str, Any] = {"steps": len(rows), "sign differs": int(np.sum(other_sign(exact, parity)))}
+    line: dict[str, Any] = {"steps": len(rows), "sign differs": int(np.sum(find_other_sign(exact, parity)))}
     line["verdict differs"] = int(((rows["taylor_alpha_max"] > rate) != (rows["parity_alpha_max"] > rate)).sum())
     for method in METHODS[1:]:
         error: Any = relative_difference(exact, rows[f"{method}_curvature"])

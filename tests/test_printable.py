@@ -13,7 +13,7 @@ from rich.console import Console
 from analysis import page
 from analysis.drawing import formats
 from analysis.drawing.typeset import Cell, Table, literal
-from analysis.drawing.web_text import plain
+from analysis.drawing.web_text import to_html
 from analysis.report import _printed
 from stability import generate
 from stability.printable import line_of, print_text, visible
@@ -57,9 +57,9 @@ TABLE = Table(HOSTILE, HOSTILE, ("x", HOSTILE), ((Cell("1"), Cell(HOSTILE, f"{HO
         lambda: formats.csv(TABLE),
         lambda: formats.markdown(TABLE),
         lambda: formats.latex(TABLE, "x"),
-        lambda: page.shown(TABLE, page.Numbers()),
+        lambda: page.to_html(TABLE, page.Numbers()),
         lambda: page._link(HOSTILE, HOSTILE),
-        lambda: plain(HOSTILE),
+        lambda: to_html(HOSTILE),
         lambda: literal(HOSTILE),
         lambda: _printed(HOSTILE),
     ],

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from analysis.sections.front import what_was_run
+from analysis.sections.front import describe_runs
 from analysis.study.load import load
 from stability import hessian, report, sweep
 from stability.runs.results import collect
@@ -86,7 +86,7 @@ def test_plan_and_sweep_say_the_objective_and_what_of_the_data_was_left_out(lab,
         (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
         assert line.startswith("data: text of mine (2 files; left out: README.md): 200 documents, ")
         assert ", 3 null texts left out; tokens: bytes; fingerprint " in line
-    assert "Data: text of mine (2 files); bytes." in what_was_run(load(lab.pool / "studies" / "small"))
+    assert "Data: text of mine (2 files); bytes." in describe_runs(load(lab.pool / "studies" / "small"))
 
 
 def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, tmp_path, capsys):

@@ -37,7 +37,7 @@ class Claim:
         finding: the measured relation as a clause; `worded` makes the text from it.
         note: further sentences after the finding.
         difference: measured paired difference with its unit.
-        test: the comparison behind the verdict. Claims on the same one are counted once (`corrected`).
+        test: the comparison behind the verdict. Claims on the same one are counted once (`correct`).
         p: its p-value; NaN without Student's t.
         differences: paired differences by seed, for the seeds needed; () if some are bounds.
         margin: upper limit of a claimed equality; NaN for a claimed difference.
@@ -92,7 +92,7 @@ def seeds_words(claim: Claim) -> str:
     return f": needs {f'more than {MOST_SEEDS}' if needed is None else f'about {needed}'} seeds"
 
 
-def worded(claim: Claim) -> Claim:
+def word_claim(claim: Claim) -> Claim:
     """Return a claim with its text: verdict, finding with interval, notes."""
     known = f" ({claim.interval})" if claim.interval else ""
     decided = claim.verdict in ("holds", "contradicted")
@@ -101,7 +101,7 @@ def worded(claim: Claim) -> Claim:
     return replace(claim, text=f"{opening}{known}.{claim.note and ' ' + claim.note}")
 
 
-def of_comparison(result: Comparison, holds_if: int = 1) -> Verdict:
+def verdict_of(result: Comparison, holds_if: int = 1) -> Verdict:
     """Return the verdict of a paired comparison.
 
     Args:
@@ -115,7 +115,7 @@ def of_comparison(result: Comparison, holds_if: int = 1) -> Verdict:
     return "holds" if result.direction == holds_if else "contradicted"
 
 
-def corrected(claims: Sequence[Claim]) -> list[Claim]:
+def correct(claims: Sequence[Claim]) -> list[Claim]:
     """Return claims with Holm's correction over all comparisons that rest on Student's t.
 
     A decided claim whose corrected p-value exceeds `LEVEL` becomes undecided. Seeds needed are then estimated at the
@@ -123,18 +123,18 @@ def corrected(claims: Sequence[Claim]) -> list[Claim]:
     """
     tests = {claim.test: claim.p for claim in claims if claim.test and math.isfinite(claim.p)}
     p_of = dict(zip(tests, holm(list(tests.values())), strict=True))
-    return [_corrected(claim, p_of[claim.test], len(tests)) if claim.test in p_of else claim for claim in claims]
+    return [_correct_one(claim, p_of[claim.test], len(tests)) if claim.test in p_of else claim for claim in claims]
 
 
-def _corrected(claim: Claim, p: float, number: int) -> Claim:
+def _correct_one(claim: Claim, p: float, number: int) -> Claim:
     """Return one claim after the correction; unchanged if it is the only one."""
     if number < 2 or not claim.finding:
         return claim
     claim = replace(claim, level=LEVEL / number)
     if claim.verdict not in ("holds", "contradicted") or p <= LEVEL:
-        return worded(claim)
+        return word_claim(claim)
     note = f"Alone p = {power(claim.p)}, corrected for {number} comparisons {power(p)}."
-    return worded(replace(claim, verdict="undecided", note=f"{note} {claim.note}".strip()))
+    return word_claim(replace(claim, verdict="undecided", note=f"{note} {claim.note}".strip()))
 
 
 def correction_note(claims: Sequence[Claim]) -> str:

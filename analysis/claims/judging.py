@@ -8,7 +8,7 @@ and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `
 - One seed: no claim. Two seeds: "indicated", if both agree. Three or more: "supported", if the Student-t 95 % interval
   of the paired differences excludes 0. For equality the whole interval must lie within the margin. Otherwise the claim
   is undecided, and the number of seeds needed is given if the spread allows an estimate.
-- Many claims: Holm's correction over all comparisons by Student's t (`claim.corrected`).
+- Many claims: Holm's correction over all comparisons by Student's t (`claim.correct`).
 - A difference of windows that the grid's brackets allow to vanish is not resolved (`comparison`).
 - An open window is a lower bound; `compare` treats the undecided cases. Diverged runs count (`step_shares`).
 """
@@ -27,7 +27,7 @@ from analysis.claims.claim import (
     TOOLKIT,
     Claim,
     Verdict,
-    corrected,
+    correct,
     correction_note,
     verdict_words,
 )
@@ -36,7 +36,7 @@ from analysis.claims.reference import reference_claims
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, window_claims
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.learning import Learned, little, most_learned, why_untrained
+from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.numbers.step_shares import TERMINAL
@@ -44,7 +44,7 @@ from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import count_range, listed, lr_text, plural
+from analysis.words import count_range, join_words, lr_text, plural
 
 
 @once_per_study
@@ -54,29 +54,29 @@ def judge(study: Study) -> tuple[Claim, ...]:
     Only papers whose mechanisms are in the study have claims. The consensus paper's are judged in every setting: one
     combination of optimizer, residual, … if they vary; in ablations only the base.
     """
-    found, lacking = windows(study), why_untrained(study)
+    found, lacking = windows(study), reasons_untrained(study)
     remarks, papers = [], []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = _sides(study, [found[name] for name in study.series if name in names])
         prefix = f"Setting {setting}: " if setting else ""
         remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(sides)]
-        papers += [_in_setting(claim, prefix) for claim in _of_consensus(study, sides)]
+        papers += [_name_setting(claim, prefix) for claim in _judge_consensus(study, sides)]
     papers += low_pass_claims(study)
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
     papers += recall.claims(study)
-    claims = corrected([*reference_claims(study), *papers])
+    claims = correct([*reference_claims(study), *papers])
     return (*claims, *remarks, *_coverage(study), _scale(study, papers))
 
 
-def _in_setting(claim: Claim, prefix: str) -> Claim:
+def _name_setting(claim: Claim, prefix: str) -> Claim:
     """Return a claim that names its setting in statement and text."""
     finding = claim.finding and prefix + claim.finding
     return replace(claim, text=prefix + claim.text, statement=prefix + claim.statement, finding=finding)
 
 
-def _of_consensus(study: Study, sides: dict[str, Side]) -> list[Claim]:
+def _judge_consensus(study: Study, sides: dict[str, Side]) -> list[Claim]:
     """Return the consensus paper's claims on one setting; [] without sc.
 
     Order: windows and best NLLs, α_max. α_max needs a trained sc and another mechanism.
@@ -106,7 +106,7 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 def _remarks(sides: dict[str, Side]) -> list[Claim]:
     """Return remarks on untrained mechanisms, and on those with little learning."""
     claims = [
-        Claim(f"trained {side.name}", "not judged", f"{side.name} {_said_of(side)}.")
+        Claim(f"trained {side.name}", "not judged", f"{side.name} {_describe_untrained(side)}.")
         for side in sides.values()
         if side.shortfall
     ]
@@ -114,7 +114,7 @@ def _remarks(sides: dict[str, Side]) -> list[Claim]:
     return [*claims, *([Claim("little learned", "no claim", few)] if few else [])]
 
 
-def _said_of(side: Side) -> str:
+def _describe_untrained(side: Side) -> str:
     """Describe the treatment of an untrained mechanism.
 
     If all runs diverged, its steps still count as 0 % stable.
@@ -141,10 +141,10 @@ def claims_table(study: Study) -> Table | None:
         for each in judged
     )
     caption = (
-        f"Claims of {listed(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
+        f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
         "suboptimal loss: runs). Below the effect: interval of the paired difference. A claimed difference "
         "must exclude 0, a claimed equality lie within the margin. "
-        f"{correction_note(judge(study))}{_elsewhere(study)}"
+        f"{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
     align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")
@@ -157,12 +157,12 @@ def _verdict_cell(claim: Claim) -> Cell:
     return Cell(words, needed)
 
 
-def _elsewhere(study: Study) -> str:
+def _describe_runs(study: Study) -> str:
     """Describe how the study's runs differ from the papers'."""
     runs = study.runs
     asked = (
-        f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with "
-        f"{listed(sorted(set(runs['optimizer'])))}"
+        f"{join_words(sorted(set(runs['objective'])))} on {join_words(sorted(set(runs['data'])))} with "
+        f"{join_words(sorted(set(runs['optimizer'])))}"
     )
     return f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}."
 
@@ -178,7 +178,7 @@ def _coverage(study: Study) -> list[Claim]:
     if not missing:
         return []
     text = (
-        f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one "
+        f"Of {plural(len(study.runs), 'run')}, {join_words(missing)}: these are no results, and a window next to one "
         "counts as open."
     )
     return [Claim("coverage", "not judged", text)]

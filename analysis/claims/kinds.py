@@ -16,10 +16,10 @@ import numpy as np
 
 from analysis.numbers.comparison import TIE_DECADES, decide
 from analysis.numbers.kinds import Bounds, Numbers
-from analysis.numbers.optimizers import groups, numbers_of, others_of, plain_of
+from analysis.numbers.optimizers import find_plain, groups, name_setting, numbers_of
 from analysis.numbers.side_by_side import mean_time
 from analysis.study.load import Study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 
 MOST_RATES = 4  # longer lists are shortened to a range
 
@@ -85,13 +85,13 @@ def divergences(numbers: list[Numbers], unit: str = "") -> str:
     if not lost:
         return f"None of {plural(total, 'run')} diverged."
     some = sorted((each for each in numbers if each.num_diverged), key=lambda each: -each.num_diverged)
-    told = [f"{each.name} {each.num_diverged} of {each.num_runs} ({_where(each)})" for each in some]
+    told = [f"{each.name} {each.num_diverged} of {each.num_runs} ({_list_divergences(each)})" for each in some]
     none = [each.name for each in numbers if not each.num_diverged]
-    rest = f" None of {listed(none)}." if none else ""
+    rest = f" None of {join_words(none)}." if none else ""
     return f"Of {plural(total, 'run')}, {lost} diverged{unit and f', rates being {unit}'}: {'; '.join(told)}.{rest}"
 
 
-def _where(each: Numbers) -> str:
+def _list_divergences(each: Numbers) -> str:
     """List the rates with diverged runs and their counts; above `MOST_RATES` rates only the range."""
     lost = {rate: f"{count}/{of}" for rate, (count, of) in each.diverged.items() if count}
     if len(lost) > MOST_RATES:
@@ -107,23 +107,21 @@ def best(numbers: list[Numbers], noun: str) -> str:
     known = sorted((each for each in numbers if each.nll.n), key=lambda each: each.nll.median)
     if not known:
         return f"No {noun} has a finite NLL."
-    text = f"Lowest NLL at the best rate: {known[0].name}, {_with_interval(known[0])}"
-    text += f"; highest: {known[-1].name}, {_with_interval(known[-1])}." if len(known) > 1 else "."
+    text = f"Lowest NLL at the best rate: {known[0].name}, {_nll_text(known[0])}"
+    text += f"; highest: {known[-1].name}, {_nll_text(known[-1])}." if len(known) > 1 else "."
     lost = [each.name for each in numbers if not each.nll.n]
-    text += f" Without any: {listed(lost)}." if lost else ""
+    text += f" Without any: {join_words(lost)}." if lost else ""
     ends = [each.name for each in known if each.best in (min(each.diverged), max(each.diverged))]
     if ends and any(len(each.diverged) > 1 for each in known):
-        text += (
-            f" The best rate is the first or the last that was swept of {listed(ends)}: a better one may lie beyond."
-        )
+        text += f" The best rate of {join_words(ends)} is the first or the last swept: a better one may lie beyond."
     return text
 
 
-def _with_interval(each: Numbers) -> str:
+def _nll_text(each: Numbers) -> str:
     return f"{each.nll.median:.3f} ({each.nll.detail()})"
 
 
-def compared(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
+def compare(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
     """Return a sentence on the kinds that differ from the plain one; "" without data.
 
     Args:
@@ -142,11 +140,11 @@ def compared(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
     parts = []
     for direction, word in ((1, quantity.more), (-1, quantity.less)):
         own = [f"{name} {each.text}" for name, each in known.items() if each.direction == direction]
-        parts += [f"{word} of {listed(own)}"] if own else []
+        parts += [f"{word} of {join_words(own)}"] if own else []
     alike = [name for name, each in known.items() if not each.direction]
-    parts += [f"not told apart: {listed(alike)}"] if alike else []
+    parts += [f"not told apart: {join_words(alike)}"] if alike else []
     absent = [name for name, each in found.items() if each.n < 2]
-    parts += [f"too few seeds: {listed(absent)}"] if absent else []
+    parts += [f"too few seeds: {join_words(absent)}"] if absent else []
     return f"{quantity.opening}, against {plain.name}'s seed by seed: {'; '.join(parts)}."
 
 
@@ -217,16 +215,16 @@ def optimizers_reading(study: Study) -> list[str]:
     """Return the sentences on each group of optimizers; [] if the study compares none."""
     found = groups(study)
     return [
-        (f"{others_of(study, group)}: " if len(found) > 1 else "") + text
+        (f"{name_setting(study, group)}: " if len(found) > 1 else "") + text
         for group in found
-        for text in _of_optimizers(study, numbers_of(study, group))
+        for text in _compare_optimizers(study, numbers_of(study, group))
     ]
 
 
-def _of_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
-    plain, ordered = plain_of(numbers), list(numbers.values())
+def _compare_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
+    plain, ordered = find_plain(numbers), list(numbers.values())
     texts = [divergences(ordered, "multiples of the reference"), best(ordered, "optimizer")]
-    texts += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
+    texts += [text for quantity in QUANTITIES if (text := compare(quantity, ordered, plain))]
     return [*texts, rule(ordered, plain), *_costs(study, ordered, plain)]
 
 
@@ -236,7 +234,7 @@ def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
     known = [each for each in numbers if math.isfinite(each.optimizer_bytes)]
     sized = sorted(known, key=lambda each: each.optimizer_bytes)
     if sized:
-        ends = listed(dict.fromkeys(f"{each.name} {each.optimizer_bytes:.2f}" for each in (sized[0], sized[-1])))
+        ends = join_words(dict.fromkeys(f"{each.name} {each.optimizer_bytes:.2f}" for each in (sized[0], sized[-1])))
         parts.append(f"Bytes of state a parameter, least and most: {ends}.")
     ratios = [
         mean_time(study, each.series, plain.series) if study.throughput else step_ratio(each, plain) for each in numbers
@@ -244,7 +242,7 @@ def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
     timed = [(each, ratio) for each, ratio in zip(numbers, ratios, strict=True) if math.isfinite(ratio)]
     if len(timed) > 1:
         timed.sort(key=lambda pair: pair[1])
-        ends = listed(f"{each.name} {ratio:.2f}" for each, ratio in (timed[0], timed[-1]))
+        ends = join_words(f"{each.name} {ratio:.2f}" for each, ratio in (timed[0], timed[-1]))
         clock = "mean of turns side by side" if study.throughput else "by the runs' own clocks"
         parts.append(f"Time of a step over {plain.name}'s, shortest and longest: {ends}, {clock}.")
     return parts

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.claims.claim import TOOLKIT, Claim, Verdict, worded
+from analysis.claims.claim import TOOLKIT, Claim, Verdict, word_claim
 from analysis.claims.kinds import best, divergences
 from analysis.claims.pairs import Pair
-from analysis.claims.pairs import compared as measures_of
+from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide
 from analysis.numbers.kinds import Bounds
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import (
     PLAIN,
     Edges,
@@ -39,7 +39,7 @@ from analysis.numbers.mixers import (
 from analysis.numbers.significance import p_of_bounds
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.words import listed, lr_text, plural
+from analysis.words import join_words, lr_text, plural
 
 CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, without n or an interval
@@ -76,14 +76,14 @@ def claims(study: Study, shortfalls: Mapping[str, str]) -> list[Claim]:
 
     ``shortfalls``: reason for too little learning by series, "" for a trained one.
     """
-    return [claim for group in groups(study) for claim in _of_group(study, group, shortfalls)]
+    return [claim for group in groups(study) for claim in _judge_group(study, group, shortfalls)]
 
 
-def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
+def _judge_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
     """Yield one group's claims: sigmoid with and without norm, gates against `sa`, recurrent mixers."""
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
-    for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
+    for other, without in _pair_by_norm([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
         if lacking := _lacking(other, without, shortfalls, f"{NEEDS_NORM}, larger rates are stable"):
             yield lacking
             continue
@@ -118,7 +118,7 @@ def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: 
             yield lacking or best_claim(study, subject, measure, pair, statement, paper=TOOLKIT)
 
 
-def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:
+def _pair_by_norm(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:
     """Yield pairs (with norm, without) from an ablation of ``norm`` on sigmoid attention."""
     base = next((name for name, row in sigmoids if not row["variant"]), None)
     for name, row in sigmoids:
@@ -131,7 +131,7 @@ def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: s
     """Return a "not judged" claim if either series learned too little, else None."""
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
-    text = f"{other} is not compared with {plain}: {listed(few)} learned too little."
+    text = f"{other} is not compared with {plain}: {join_words(few)} learned too little."
     return Claim(f"trained {other}", "not judged", text, statement, paper=TOOLKIT)
 
 
@@ -147,7 +147,7 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
     highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
     subject, n = f"edge {other} beside {plain}", len(seeds)
-    direction, interval, lost = _decided(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
+    direction, interval, lost = _decide(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
     known = " to ".join(_times(end + needed) for end in interval)
     kind = "range" if n == 2 or lost else "95 %"
     least, most = (float(np.median([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
@@ -155,12 +155,12 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     verdict: Verdict = "holds" if direction > 0 else "contradicted" if direction < 0 else "undecided"
     more_runs, is_resolved = None, True
     if direction and not lost:
-        is_resolved, more_runs = _resolved([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
+        is_resolved, more_runs = _resolve([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
     verdict = verdict if is_resolved else "unresolved"
     asked = f", {factor:g} times is claimed" if factor != 1.0 else ""
     medians = f"{_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
     note = f"In {plural(lost, 'seed')} one of the two has none at all." if lost else ""
-    return worded(
+    return word_claim(
         Claim(
             subject,
             "no claim" if n < 2 else verdict,
@@ -179,7 +179,7 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     )
 
 
-def _resolved(
+def _resolve(
     brackets: list[dict[int, Bounds]], seeds: list[int], needed: float, lows: list[float], highs: list[float]
 ) -> tuple[bool, int | None]:
     """Return whether the edges' brackets exclude a difference of 0, else the runs needed for it."""
@@ -194,7 +194,7 @@ def _resolved(
     return False, None if more is None else more * len(seeds)
 
 
-def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
+def _decide(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
     """Return direction, interval and the number of infinite differences, from bounds.
 
     An infinite difference means one side has no stable rate; then all seeds must agree.
@@ -218,11 +218,11 @@ def _median(edges: Mapping[int, tuple[float, float]], seeds: list[int]) -> str:
 
 def reading(study: Study) -> list[str]:
     """Return the sentences on each group of mechanisms; [] if the study compares none."""
-    found, lacking = groups(study), why_untrained(study)
+    found, lacking = groups(study), reasons_untrained(study)
     texts = []
     for group in found:
         ordered = list(numbers_of(study, group).values())
-        few = listed([each.name for each in ordered if lacking[each.series]])
+        few = join_words([each.name for each in ordered if lacking[each.series]])
         own = [divergences(ordered), best(ordered, "mechanism"), f"{few} learned too little." if few else ""]
         prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
         texts += [prefix + text for text in own if text]

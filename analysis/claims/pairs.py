@@ -36,7 +36,7 @@ class Measure(NamedTuple):
     limit: float = math.inf
 
 
-def compared(study: Study) -> list[Measure]:
+def find_measures(study: Study) -> list[Measure]:
     """Return the study's measures: the NLL, and the objective's validated share if recorded."""
     share = wording.words(study).share
     measures = [Measure("val_nll", -1, "NLL", ".3f")]

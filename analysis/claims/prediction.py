@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.claims.claim import Claim, Verdict, signed
 from analysis.numbers import early
-from analysis.numbers.early import fate_counts, named
+from analysis.numbers.early import fate_counts, name_runs
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
     FEWEST_GROUPS,
@@ -25,13 +25,13 @@ from analysis.numbers.prediction import (
     Scored,
     best_baseline,
     draws_of,
-    judged,
+    select_judged,
     unit_of,
     verdict,
 )
 from analysis.numbers.ranking import FEWEST_UNITS, NUM_DRAWS, Estimate
 from analysis.study.load import Frame, Study
-from analysis.words import count_range, listed, plural
+from analysis.words import count_range, join_words, plural
 
 # predictors with a sentence of their own, by question
 MEANT = ("alpha_max_ratio", "paper_alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ratio")
@@ -58,17 +58,17 @@ def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Cl
 
     Args:
         runs: `early_runs`.
-        scored: `prediction.of_runs`.
+        scored: `prediction.score_runs`.
         event: ``broke`` or ``unstable``.
     """
     if not scored:
         return [Claim(f"which runs {EVENTS[event]}", "not judged", _nothing_to_judge(runs, event))]
     known = {each.predictor.column: each for each in scored}
     asked = MEANT if event == "broke" else MEANT_OF_ENDS  # the table has the others
-    return [_on_runs(known[name], event) for name in asked if name in known]
+    return [_judge_runs(known[name], event) for name in asked if name in known]
 
 
-def _on_runs(scored: Scored, event: str) -> Claim:
+def _judge_runs(scored: Scored, event: str) -> Claim:
     """Return one predictor's claim: all runs, same rate, each baseline, each set."""
     found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
     name = _opening(scored.predictor.name)
@@ -83,7 +83,9 @@ def _on_runs(scored: Scored, event: str) -> Claim:
     if not math.isnan(same.value):
         pairs = plural(scored.numbers[SAME_RATE], "pair")
         text += f"; at the same rate ({pairs} of runs), where the rate tells nothing, {_value(same)}{_chance(same)}"
-    claim = _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
+    claim = _add_differences(
+        scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED]
+    )
     return replace(claim, text=" ".join(filter(None, (claim.text, _set_by_set(scored)))))
 
 
@@ -115,16 +117,16 @@ def claims_on_curves(curves: Frame, scored: Sequence[Scored], target: str) -> li
 
     Args:
         curves: `early_curves`.
-        scored: `prediction.of_curves`.
+        scored: `prediction.score_curves`.
         target: ``best_lr`` or ``edge``.
     """
     if not scored:
         return [Claim(TARGETS[target], "not judged", _nothing_to_rank(curves, target))]
     known = {each.predictor.column: each for each in scored}
-    return [_on_curves(known[name], target) for name in MEANT_OF_CURVES if name in known]
+    return [_judge_curves(known[name], target) for name in MEANT_OF_CURVES if name in known]
 
 
-def _on_curves(scored: Scored, target: str) -> Claim:
+def _judge_curves(scored: Scored, target: str) -> Claim:
     """Return the claim on one predictor's rank correlation with a rate."""
     found, name = scored.scopes[POOLED], _opening(scored.predictor.name)
     subject = f"{name}: {TARGETS[target]}"
@@ -135,19 +137,19 @@ def _on_curves(scored: Scored, target: str) -> Claim:
     where = " of the others" if scored.num_bounds else ""
     off = f", {scored.decades:.2f} decades off in the median{where}" if not math.isnan(scored.decades) else ""
     text = f"{name} ranks {TARGETS[target]} of {plural(number, 'curve')}{bounds} with ρ = {_value(found)}{off}. "
-    return _beside(scored, subject, text, OF_CURVES, scored.numbers[POOLED])
+    return _add_differences(scored, subject, text, OF_CURVES, scored.numbers[POOLED])
 
 
-def _beside(scored: Scored, subject: str, text: str, predictors: Sequence[Predictor], number: int) -> Claim:
+def _add_differences(scored: Scored, subject: str, text: str, predictors: Sequence[Predictor], number: int) -> Claim:
     """Return the claim with the predictor's difference from each baseline."""
     names = {each.column: each.name for each in predictors}
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "cannot tell": []}
     for column, difference in scored.beyond.items():
         if not math.isnan(difference.value):
             by_verdict[verdict(difference)].append(f"{names[column]} ({difference_text(difference)})")
-    parts = [f"better than {listed(by_verdict['better'])}"] if by_verdict["better"] else []
-    parts += [f"worse than {listed(by_verdict['worse'])}"] if by_verdict["worse"] else []
-    parts += [f"cannot tell from {listed(by_verdict['cannot tell'])}"] if by_verdict["cannot tell"] else []
+    parts = [f"better than {join_words(by_verdict['better'])}"] if by_verdict["better"] else []
+    parts += [f"worse than {join_words(by_verdict['worse'])}"] if by_verdict["worse"] else []
+    parts += [f"cannot tell from {join_words(by_verdict['cannot tell'])}"] if by_verdict["cannot tell"] else []
     found = scored.scopes[POOLED]
     return Claim(subject, _verdict(by_verdict), text + _opening("; ".join(parts)) + "." if parts else text.strip(),
                  n=number, effect=number_text(found.value), interval=interval_text(found))  # fmt: skip
@@ -172,7 +174,9 @@ def conclusion(claims: Sequence[Claim]) -> str:
         return "Nothing can be said here of whether α_max predicts the edge."
     helps = [claim.subject for claim in asked if claim.verdict == "holds"]
     loses = sum(claim.verdict == "contradicted" for claim in asked)
-    told = f"Beyond every baseline helps: {listed(helps)}" if helps else "Nothing measured helps beyond every baseline"
+    told = (
+        f"Beyond every baseline helps: {join_words(helps)}" if helps else "Nothing measured helps beyond every baseline"
+    )
     return (
         f"{told}. Of {plural(len(asked), 'question')}, {loses} have a baseline that does better, "
         f"{len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
@@ -193,9 +197,9 @@ def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
     return f"Of the baselines, {best.predictor.name} tells {what} best: {kind} {_value(best.scopes[POOLED])}."
 
 
-def counted(runs: Frame) -> list[str]:
+def count_runs(runs: Frame) -> list[str]:
     """Return sentences: judged runs, others with reasons, non-finite values."""
-    frame, counts = judged(runs), fate_counts(runs)
+    frame, counts = select_judged(runs), fate_counts(runs)
     groups = frame["group"].nunique()
     steps = count_range(runs["step"]), count_range(runs["horizon"])
     flat = frame["status"] == "plateaued"
@@ -208,16 +212,16 @@ def counted(runs: Frame) -> list[str]:
         f"{int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step {steps[1]}."
     ]
     sentences += [
-        f"Not judged: {plural(number, 'run')} that {WHY_NOT[fate]} ({named(runs[runs['fate'] == fate])})."
+        f"Not judged: {plural(number, 'run')} that {WHY_NOT[fate]} ({name_runs(runs[runs['fate'] == fate])})."
         for fate, number in counts.items()
         if fate in WHY_NOT
     ]
     if 0 < (seeds := frame["seed"].nunique()) < 3:
         sentences.append("Two seeds give indications only." if seeds == 2 else "One seed is no result.")
-    return [" ".join(sentences), *_not_finite(frame)]
+    return [" ".join(sentences), *_describe_nonfinite(frame)]
 
 
-def _not_finite(frame: Frame) -> list[str]:
+def _describe_nonfinite(frame: Frame) -> list[str]:
     """Return a sentence on judged runs with non-finite values and their ranks; [] if none."""
     lost, passed = frame[frame["lost"] > 0], frame[frame["nonfinite"] > 0]
     infinite, no_loss, no_norm = (
@@ -231,7 +235,7 @@ def _not_finite(frame: Frame) -> list[str]:
         (no_loss, "logged no loss up to step k ({})."),
         (no_norm, "logged no gradient norm up to step k ({})."),
     )
-    told = [f"{plural(len(runs), 'judged run')} {text.format(named(runs))}" for runs, text in did if len(runs)]
+    told = [f"{plural(len(runs), 'judged run')} {text.format(name_runs(runs))}" for runs, text in did if len(runs)]
     return [" ".join(told)] if told else []
 
 
@@ -243,7 +247,7 @@ UNITS = (
 )
 
 
-def compared(runs: Frame) -> str:
+def describe_sets(runs: Frame) -> str:
     """Describe the sets within which runs and curves are compared; "" for a single set.
 
     ``runs``: `early_runs`.
@@ -258,7 +262,7 @@ def compared(runs: Frame) -> str:
     )
 
 
-def entered(frame: Frame, what: str, all_sets: int) -> str:
+def name_units(frame: Frame, what: str, all_sets: int) -> str:
     """Name the sets behind a question and the units its intervals draw.
 
     "" if the question is not judged.
@@ -271,7 +275,7 @@ def entered(frame: Frame, what: str, all_sets: int) -> str:
     if frame.empty:
         return ""
     sets = list(dict.fromkeys(frame["stratum"]))
-    of_sets = f" of {listed(sets)}" if all_sets > 1 else ""
+    of_sets = f" of {join_words(sets)}" if all_sets > 1 else ""
     number, unit = draws_of(frame).num_units, "whole group" if unit_of(frame) == "group" else "curve"
     units = plural(number, unit)
     drawn = f"intervals over {units}" if number >= FEWEST_UNITS else f"no interval over {units}"
@@ -288,7 +292,7 @@ def scale(studies: Sequence[Study]) -> str:
 
 
 def _nothing_to_judge(runs: Frame, event: str) -> str:
-    frame = judged(runs)
+    frame = select_judged(runs)
     if frame.empty:
         why = "no run was measured at an early checkpoint and went on beyond the horizon"
     else:

@@ -14,7 +14,7 @@ from analysis.claims.claim import Claim, Verdict, sentence, signed
 from analysis.claims.windows import MARGIN
 from analysis.numbers.windows import Window, window
 from analysis.study.load import Frame
-from analysis.words import listed, lr_text, plural
+from analysis.words import join_words, lr_text, plural
 
 CELL = ["table", "modality", "size", "lr"]
 
@@ -63,7 +63,7 @@ def _windows(nll: Frame) -> Iterator[Claim]:
 
 def _span(name: str, found: Window) -> str:
     ends = _open_ends(found)
-    told = f", open at the {listed(ends)} end{'s' * (len(ends) > 1)}" if ends else ""
+    told = f", open at the {join_words(ends)} end{'s' * (len(ends) > 1)}" if ends else ""
     width = f"{'at least ' if ends else ''}{found.width:.2f} decades"
     return f"{name} {width} ({lr_text(found.low.lr)} to {lr_text(found.high.lr)}{told})"
 
@@ -109,7 +109,7 @@ def _largest(alpha: Frame, column: str, statement: str) -> Claim:
         for number, modality, size, lr in table.index[~ahead]
     ]
     text = f"sc has it in {int(ahead.sum())} of {plural(len(table), 'cell')}"
-    text += f"; another has in {listed(others)}." if others else "."
+    text += f"; another has in {join_words(others)}." if others else "."
     verdict = "holds" if ahead.all() else "contradicted"
     return Claim(
         column, verdict, f"{statement}: {text}", statement, len(table), f"{int(ahead.sum())} of {len(table)} cells"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.claims.claim import Claim, worded
+from analysis.claims.claim import Claim, word_claim
 from analysis.claims.pairs import Measure, Pair
 from analysis.claims.rivals import best_claim
 from analysis.numbers.windows import compares_recall, shortfalls
@@ -71,7 +71,7 @@ def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
                 pair = Pair(of[plain], of[other], (other[0], plain[0]))
                 subject = f"recall {pair.other} beside {pair.plain}"
                 judged = best_claim(study, subject, measure, pair, statement, paper=paper)
-                yield _with_shares(judged, pair, {each: _best(study, each, share) for each in (of[other], of[plain])})
+                yield _add_shares(judged, pair, {each: _best(study, each, share) for each in (of[other], of[plain])})
 
 
 def _best(study: Study, series: str, share: ShareWords) -> float:
@@ -80,7 +80,7 @@ def _best(study: Study, series: str, share: ShareWords) -> float:
     return float(np.median(np.maximum(best.dropna(), 0.0))) if best.notna().any() else float("nan")
 
 
-def _with_shares(claim: Claim, pair: Pair, best: Mapping[str, float]) -> Claim:
+def _add_shares(claim: Claim, pair: Pair, best: Mapping[str, float]) -> Claim:
     """Return a claim with both recalled shares. "holds" only if one recalls and the other does not."""
     does = {name: value >= RECALLS for name, value in best.items()}
     if claim.verdict != "holds" or does[pair.other] and not does[pair.plain]:
@@ -88,4 +88,4 @@ def _with_shares(claim: Claim, pair: Pair, best: Mapping[str, float]) -> Claim:
     both = "Both recall" if does[pair.plain] else "Neither recalls"
     shares = " and ".join(f"{100 * best[name]:.1f} % of {name}" for name in (pair.other, pair.plain))
     note = f"{claim.note} {both} {100 * RECALLS:.0f} % of the answers ({shares}): the task does not separate them."
-    return worded(replace(claim, verdict="undecided", note=note, differences=()))
+    return word_claim(replace(claim, verdict="undecided", note=note, differences=()))

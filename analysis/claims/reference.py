@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.claims.claim import Claim, interval_text, of_comparison, signed, verdict_words, worded
-from analysis.claims.pairs import Measure, Pair, compared
+from analysis.claims.claim import Claim, interval_text, signed, verdict_of, verdict_words, word_claim
+from analysis.claims.pairs import Measure, Pair, find_measures
 from analysis.claims.residuals import throughput_claim
 from analysis.claims.rivals import best_claim
 from analysis.claims.windows import window_claim
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.comparison import Comparison, decide
 from analysis.numbers.kinds import OWN_STATE, Numbers, numbers_of
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import concerns_steps
@@ -24,7 +24,7 @@ from analysis.numbers.windows import outcomes, windows
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.words import listed, lr_text, plural
+from analysis.words import join_words, lr_text, plural
 
 BEYOND = "NLL beyond"
 OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
@@ -37,12 +37,12 @@ def reference_claims(study: Study) -> list[Claim]:
 
     A pair with a series that learned too little has one "not judged".
     """
-    pairs, lacking = references(study), why_untrained(study)
+    pairs, lacking = references(study), reasons_untrained(study)
     numbers = numbers_of(study, {name: name for name in study.series if name in {*pairs, *pairs.values()}}, {})
     claims = []
     for series, plain in pairs.items():
         if few := [name for name in (series, plain) if lacking[name]]:
-            text = f"{series} is not compared with {plain}: {listed(few)} learned too little."
+            text = f"{series} is not compared with {plain}: {join_words(few)} learned too little."
             statement = f"{series} is compared with {plain}"
             claims.append(Claim(f"{series} beside {plain}", "not judged", text, statement, about=("", series)))
         else:
@@ -58,7 +58,7 @@ def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers
     if set(pair) <= common_windows(study).keys():
         statement = f"{series}'s common window is wider than {plain}'s"
         yield COMMON, window_claim(study, f"{COMMON}: {series}", statement, pair, is_common=True)
-    for measure in compared(study):
+    for measure in find_measures(study):
         yield f"{BEST} {measure.word}", _best(study, measure, pair)
     if beyond := _beyond(study, pair):
         yield BEYOND, beyond
@@ -100,10 +100,10 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     first, second = (float(np.mean([means[seed] for seed in seeds])) for means in (own, other))
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     side = "lower" if mean < 0 else "higher"
-    return worded(
+    return word_claim(
         Claim(
             f"{BEYOND}: {series}",
-            of_comparison(result, holds_if=-1),
+            verdict_of(result, holds_if=-1),
             statement=f"{series} has a lower NLL than {plain} above {plain}'s window",
             n=len(seeds),
             effect=f"{series} {first:.3f}, {plain} {second:.3f}",
@@ -131,18 +131,18 @@ def _stable_steps(study: Study, pair: tuple[str, str]) -> Claim | None:
     if found is None:
         return None
     difference = signed(found.first - found.second, 0)
-    rates = listed(lr_text(lr) for lr in found.lrs)
+    rates = join_words(lr_text(lr) for lr in found.lrs)
     diverged = [f"{plural(count, 'run')} of {name}" for name, count in zip(pair, found.diverged, strict=True) if count]
-    return worded(
+    return word_claim(
         Claim(
             f"{STABLE}: {series}",
-            of_comparison(found.result),
+            verdict_of(found.result),
             statement=f"{series} has more stable steps than {plain} at the highest rates",
             n=found.result.n,
             effect=f"{series} {found.first:.0f} %, {plain} {found.second:.0f} %",
             interval=interval_text(found.result.interval, found.result.n, "points", 0),
             finding=f"{found.first:.0f} % of {series}'s steps are stable at {rates}, {found.second:.0f} % of {plain}'s",
-            note=f"Diverged, counted as 0 %: {listed(diverged)}." if diverged else "",
+            note=f"Diverged, counted as 0 %: {join_words(diverged)}." if diverged else "",
             difference=f"{difference} points",
             test=(STABLE, *pair),
             p=found.result.p,
@@ -162,10 +162,10 @@ def _ratio(own: Numbers, plain: Numbers) -> Claim | None:
     result = Comparison(direction, len(seeds), "whole", interval)
     times = 10 ** float(np.mean(differences))
     kind = "range" if len(seeds) < 3 else "95 %"
-    return worded(
+    return word_claim(
         Claim(
             f"{RATIO}: {own.series}",
-            of_comparison(result),
+            verdict_of(result),
             statement=f"{own.series}'s α_max / α at its best rate is larger than {plain.series}'s",
             n=len(seeds),
             effect=f"{own.series} {own.ratio.median:.2g}, {plain.series} {plain.ratio.median:.2g}",

@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from analysis.claims.claim import Claim, Verdict, worded
+from analysis.claims.claim import Claim, Verdict, word_claim
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.significance import p_beyond
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.numbers.windows import by_rate_and_seed
+from analysis.numbers.windows import tabulate
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, plural
 
@@ -44,10 +44,10 @@ def throughput_claim(study: Study, other: str, plain: str, *, statement: str, le
         )
         return Claim(subject, "not judged", text, statement)
     numbers = (
-        f"{found.median:.3f} times that of {plain}, {_between(found)}, {plural(found.turns, 'turn')} side by side on "
-        f"{study.throughput['device']}"
+        f"{found.median:.3f} times that of {plain}, {_interval_text(found)}, {plural(found.turns, 'turn')} side by side "
+        f"on {study.throughput['device']}"
     )
-    effect, known = f"{found.median:.3f} times the throughput", _between(found)
+    effect, known = f"{found.median:.3f} times the throughput", _interval_text(found)
     judged = partial(Claim, subject, statement=statement, n=found.turns, effect=effect)
     if found.turns < FEWEST_TURNS:
         text = f"On the throughput of {other} no claim is made with {plural(found.turns, 'turn')} ({numbers})."
@@ -58,7 +58,7 @@ def throughput_claim(study: Study, other: str, plain: str, *, statement: str, le
     return judged(verdict, f"The throughput of {other} {said} {what} ({numbers}).", interval=known)
 
 
-def _between(found: Ratio) -> str:
+def _interval_text(found: Ratio) -> str:
     return (
         f"95 % interval of the median over turns {found.low:.3f} to {found.high:.3f}"
         if found.turns >= FEWEST_TURNS
@@ -80,7 +80,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
     """
     subject = f"gradient norm {other} beside {plain}"
     norms = study.curves[study.curves["grad_norm"] > 0].groupby("run_id")["grad_norm"].median()
-    tables = [_by_rate_and_seed(study.of(name), norms) for name in (other, plain)]
+    tables = [_tabulate(study.of(name), norms) for name in (other, plain)]
     shared = tables[0].index.intersection(tables[1].index)
     seeds = tables[0].columns.intersection(tables[1].columns)
     logs = np.log(tables[0].loc[shared, seeds] / tables[1].loc[shared, seeds]).dropna()
@@ -99,7 +99,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
     logs_by_seed = np.log(per_seed)
     below = (np.log1p(-SAME_NORM) - logs_by_seed).tolist()
     above = (logs_by_seed - np.log1p(SAME_NORM)).tolist()
-    return worded(
+    return word_claim(
         Claim(
             subject,
             "no claim" if spread.n < 2 else verdict,
@@ -115,8 +115,8 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
     )
 
 
-def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
+def _tabulate(runs: Frame, norms: Frame) -> Frame:
     """Return a table, learning rate × seed, restricted to rates finished by every run."""
     kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
     norm = kept["run_id"].map(norms)
-    return by_rate_and_seed(kept[norm.notna()], norm.dropna(), "first")
+    return tabulate(kept[norm.notna()], norm.dropna(), "first")

@@ -13,24 +13,24 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.claims import residuals as residual_claims
-from analysis.claims.claim import ATTENTIONX, MHC_LITE, Claim, Verdict, interval_text, signed, worded
+from analysis.claims.claim import ATTENTIONX, MHC_LITE, Claim, Verdict, interval_text, signed, word_claim
 from analysis.claims.pairs import (
     FURTHER,
     RIVALS,
     Measure,
     Pair,
     alike,
-    compared,
     compares_mechanisms,
     compares_residuals,
+    find_measures,
     pairs_of,
 )
 from analysis.claims.streams import mixing_claims
 from analysis.numbers.comparison import decide
 from analysis.numbers.significance import p_of_bounds
-from analysis.numbers.windows import SeriesWindows, by_rate_and_seed
+from analysis.numbers.windows import SeriesWindows, tabulate
 from analysis.study.load import FINISHED, Frame, Study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 
 # our margin for "on par": the paper gives none, and Table 1's numbers are not in the text at hand
 PAR_NATS = 0.01
@@ -63,25 +63,25 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
         judged.add(pair.other)
         made += _about(study, pair, named, shortfalls)
-    return [*_unmatched(study), *made, *_beyond_loss(study, found)]
+    return [*_report_unmatched(study), *made, *_beyond_loss(study, found)]
 
 
 def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str]) -> Iterator[Claim]:
     """Yield a paper's claims on one pair's best NLL and accuracy."""
     lacking = [name for name in (pair.plain, pair.other) if shortfalls[name]]
-    for measure in compared(study) if pair.states else []:
+    for measure in find_measures(study) if pair.states else []:
         statement = STATEMENTS.get((*pair.names, measure.word), "")
         if not statement:
             continue
         paper = PAPERS[pair.names[0]]
         if lacking:
-            text = f"{pair.other} is not compared with {pair.plain}: {listed(lacking)} learned too little."
+            text = f"{pair.other} is not compared with {pair.plain}: {join_words(lacking)} learned too little."
             yield Claim(f"trained {named}", "not judged", text, statement, paper=paper)
         else:
             yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement, paper=paper)
 
 
-def _unmatched(study: Study) -> Iterator[Claim]:
+def _report_unmatched(study: Study) -> Iterator[Claim]:
     """Yield a "not judged" for each AttentionX without same-mask attention to compare."""
     pairs = [pair for pair in pairs_of(study) if pair.names[0] in RIVALS]
     for other in dict.fromkeys(pair.other for pair in pairs):
@@ -107,10 +107,10 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     for _, group in alike(base, "residual"):
         schemes = {str(name): str(series) for name, series in zip(group["residual"], group["series"], strict=True)}
-        yield from (replace(claim, paper=MHC_LITE) for claim in _of_schemes(study, schemes, found))
+        yield from (replace(claim, paper=MHC_LITE) for claim in _judge_schemes(study, schemes, found))
 
 
-def _of_schemes(study: Study, schemes: Mapping[str, str], found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
+def _judge_schemes(study: Study, schemes: Mapping[str, str], found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
     """Yield mHC-lite's claims on the residual schemes of one setting; ``schemes``: series by scheme."""
     if lite := schemes.get("mhc_lite"):
         for plain in (name for name in FURTHER["mhc_lite"] if name in schemes):
@@ -142,13 +142,13 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     differences = [a - b for a, b in pairs]
     direction, (low, high) = decide(differences, differences, limit=limit)
     n, is_par = len(pairs), "on par" in statement
-    verdict: Verdict = "no claim" if n < 2 else _on_par(low, high) if is_par else _of_direction(direction * better)
+    verdict: Verdict = "no claim" if n < 2 else _judge_par(low, high) if is_par else _verdict_of(direction * better)
     decimals, unit = int(digits[1]), UNITS.get(column, "")
     size = float(np.mean(differences)) if pairs else math.nan
     medians = " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else ""
     notes = [f"Medians: {medians}." if medians else "", _lost(pairs, other, plain), pair.remark]
     beyond = [each - PAR_NATS for each in differences] if is_par else differences
-    return worded(
+    return word_claim(
         Claim(
             about,
             verdict,
@@ -157,7 +157,8 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             effect=signed(float(np.median(differences)), decimals) if pairs else "",
             interval=interval_text((low, high), n, unit, decimals).rstrip(),
             paper=paper,
-            finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s{_among(study, measure, pair)}"
+            finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"
+            + _common_rates_text(study, measure, pair)
             + (f", margin {PAR_NATS:g} {unit}" if is_par else ""),
             note=" ".join(filter(None, notes)),
             difference=f"{signed(size, decimals)} {unit}".rstrip() if pairs else "",
@@ -192,17 +193,17 @@ def _best_pairs(study: Study, measure: Measure, pair: Pair) -> list[tuple[float,
     ]
 
 
-def _among(study: Study, measure: Measure, pair: Pair) -> str:
+def _common_rates_text(study: Study, measure: Measure, pair: Pair) -> str:
     """Say that only common rates count, if one series has results at further rates; else ""."""
     rates = [set(_outcomes(study.of(name), measure.column, math.inf).index) for name in (pair.other, pair.plain)]
     return "" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}"
 
 
-def _of_direction(sign: int) -> Verdict:
+def _verdict_of(sign: int) -> Verdict:
     return "holds" if sign > 0 else "contradicted" if sign < 0 else "undecided"
 
 
-def _on_par(low: float, high: float) -> Verdict:
+def _judge_par(low: float, high: float) -> Verdict:
     """Return the verdict for "on par or lower": the interval (nats) against the margin."""
     return "holds" if high < PAR_NATS else "contradicted" if low > PAR_NATS else "undecided"
 
@@ -220,4 +221,4 @@ def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
 def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
     """Return a table, learning rate × seed: finished values, ``diverged``, or NaN without a result."""
     value = runs[column].where(runs["status"].isin(FINISHED)).where(runs["status"] != "diverged", diverged)
-    return by_rate_and_seed(runs[value.notna()], value.dropna(), "first")
+    return tabulate(runs[value.notna()], value.dropna(), "first")

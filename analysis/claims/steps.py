@@ -10,15 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, sentence, worded
+from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, sentence, word_claim
 from analysis.claims.windows import Side
 from analysis.numbers.spread import share_interval
 from analysis.numbers.step_comparison import Medians, StepShares, compare_medians, compare_stable_steps, highest_lrs
-from analysis.numbers.step_shares import DIVERGED, EARLIEST, MEASURED, PHASES, TERMINAL, counted, phases_and_states
+from analysis.numbers.step_shares import (
+    DIVERGED,
+    EARLIEST,
+    MEASURED,
+    PHASES,
+    TERMINAL,
+    count_stable_steps,
+    phases_and_states,
+)
 from analysis.numbers.windows import TOLERANCE
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.protocol import state_text
-from analysis.words import listed, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power
 
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up state"}
 LEADER = "sc"
@@ -36,10 +44,10 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
         why = "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged."
         return [Claim("stable steps", "not judged", why, paper=CONSENSUS)]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))
-    return [claim for phase, state in pairs for claim in _of_state(study, phase, state, sides[LEADER], others)]
+    return [claim for phase, state in pairs for claim in _judge_state(study, phase, state, sides[LEADER], others)]
 
 
-def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequence[Side]) -> list[Claim]:
+def _judge_state(study: Study, phase: str, state: str, leader: Side, others: Sequence[Side]) -> list[Claim]:
     """Return the claims on sc's % stable and median α_max in one phase and state.
 
     "not judged" if some mechanism has nothing to compare.
@@ -59,8 +67,8 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
         if len(found) < len(others) or not found:
             lacking = [side for side in others if results[side.name] is None]
             text = (
-                f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest "
-                f"{what} cannot be judged."
+                f"{sentence(where)}, {_explain_absence(study, leader, lacking, lrs, state, phase)}: who has the "
+                f"largest {what} cannot be judged."
             )
             claims.append(Claim(f"{kind} {tail}", "not judged", text, statement, paper=CONSENSUS))
         else:
@@ -68,13 +76,15 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
     return claims
 
 
-def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
+def _explain_absence(
+    study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str
+) -> str:
     """Say why no comparison exists: no common rate, no complete seed, or divergences alone."""
-    names = f"{leader.name} and {listed(side.name for side in lacking)}"
+    names = f"{leader.name} and {join_words(side.name for side in lacking)}"
     if not lrs:
         return f"{names} share no learning rate with results of a seed of both"
-    rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
-    count = counted(study, phase, state)
+    rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({join_words(map(lr_text, lrs))})"
+    count = count_stable_steps(study, phase, state)
     there = count[count["series"].isin([leader.series, *(side.series for side in lacking)]) & count["run_lr"].isin(lrs)]
     if (there["outcome"] == DIVERGED).all():
         return f"every run of {names} diverged {rates}, which leaves no α_max to compare"
@@ -92,7 +102,7 @@ def _largest(
     All must hold, so this is as strict as a single test.
     """
     n = min(each.result.n for _, each in found)
-    rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
+    rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({join_words(map(lr_text, lrs))})"
     closest, nearest = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
     numbers = _numbers(found)
     of_n = "" if nearest.result.n == n else f" of {plural(nearest.result.n, 'seed')}"
@@ -104,10 +114,10 @@ def _largest(
     finding = f"{LEADER} has the largest {what} {rates}, {where}: {numbers}"
     if ahead:
         larger = f"{'has' if len(ahead) == 1 else 'have'} a larger {what} than {LEADER}"
-        finding = f"{listed(ahead)} {larger} {rates}, {where}: {numbers}"
+        finding = f"{join_words(ahead)} {larger} {rates}, {where}: {numbers}"
     elif open_:
-        finding = f"{what} {rates}, {where}: {numbers}; {LEADER} not apart from {listed(name for name, _ in open_)}"
-    return worded(
+        finding = f"{what} {rates}, {where}: {numbers}; {LEADER} not apart from {join_words(name for name, _ in open_)}"
+    return word_claim(
         Claim(
             subject,
             verdict,
@@ -163,9 +173,9 @@ def _notes(found: Sequence[Found]) -> str:
     how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
     left_out = sorted({seed for _, each in found for seed in each.left_out})
-    notes = [f"Diverged, {how}: {listed(told)}."] if told else []
+    notes = [f"Diverged, {how}: {join_words(told)}."] if told else []
     if left_out:
-        seeds = f"Seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out"
+        seeds = f"Seed{'s' * (len(left_out) > 1)} {join_words(map(str, left_out))} left out"
         notes.append(f"{seeds}, for lack of a result of both at each rate.")
     return " ".join(notes)
 
@@ -208,7 +218,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         if len(part := bad[bad["series"] == side.series])
     ]
     others = f"; of runs within {100 * TOLERANCE:.0f} %: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
-    numbers = f"{listed(by_mechanism)}; exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
+    numbers = f"{join_words(by_mechanism)}; exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
     count = (
         f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "
         "below the learning rate"
@@ -224,11 +234,11 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
-    """Return `counted` at terminal checkpoints, with ``suboptimal`` and ``below``.
+    """Return `count_stable_steps` at terminal checkpoints, with ``suboptimal`` and ``below``.
 
     ``below``: median α_max below the learning rate; a median of 0 is included.
     """
-    count = counted(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
+    count = count_stable_steps(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
     count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
     limits = {side.series: side.found.median.threshold_nll for side in sides if side.found.median is not None}
     over = count["val_nll"] > count["series"].map(limits)

@@ -50,7 +50,7 @@ def example(iterations: int) -> tuple[float, tuple[float, ...]]:
     return float(logits.max() - logits.min()), tuple(float(total) for total in np.exp(m).sum(0))
 
 
-def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
+def reduce_by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
     """Return one number per run, indexed by `RUN`.
 
     Args:
@@ -118,7 +118,7 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
     if own.empty:
         return
     errors = {
-        matrix: max(by_run(own, matrix, quantity, "error").max() for quantity in ("column_sum", "row_sum"))
+        matrix: max(reduce_by_run(own, matrix, quantity, "error").max() for quantity in ("column_sum", "row_sum"))
         for matrix in ("single", "product")
     }
     runs, worst = own["run_id"].nunique(), max(errors.values())
@@ -139,7 +139,7 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
     """Judge whether the product's column sums are further from 1 than single matrices'."""
     own = rows[rows["series"] == series]
-    single, product = (by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product"))
+    single, product = (reduce_by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product"))
     if own.empty or product.empty:
         return
     statement = (
@@ -206,7 +206,7 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
         )
         yield Claim(subject, "not judged", text, statement)
         return
-    shares = by_run(own, "single", "beyond", "share")
+    shares = reduce_by_run(own, "single", "beyond", "share")
     low, high = interval(shares, EXTREME)
     effect = f"{100 * float(np.median(shares)):.3g} % of {positions}"
     known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, of_comparison, sentence, signed, worded
+from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, sentence, signed, verdict_of, word_claim
 from analysis.drawing.tables import width_text
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.comparison import (
@@ -22,13 +22,13 @@ from analysis.numbers.comparison import (
     Lost,
     compare_bests,
     compare_windows,
-    diverged_everywhere,
+    find_lost_seeds,
 )
 from analysis.numbers.learning import Learned
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 
 # (subject, wider, narrower), by the paper.
 WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix", "sa"))
@@ -60,7 +60,7 @@ class Side:
 
 def window_claims(study: Study, sides: Mapping[str, Side]) -> Iterator[Claim]:
     """Yield the paper's claims on windows and best NLLs, for mechanisms in the study and each available NLL."""
-    for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
+    for column in (VALIDATION, GENERATIVE) if has_one_oracle(study) else (VALIDATION,):
         tail = "" if column == VALIDATION else " generative"
         for subject, wide, narrow in WIDER:
             if {wide, narrow} <= sides.keys():
@@ -71,13 +71,13 @@ def window_claims(study: Study, sides: Mapping[str, Side]) -> Iterator[Claim]:
             yield _best_claim(study, "mix best NLL" + tail, statement, (sides["mix"], sides["sa"]), column)
 
 
-def scored_by_one(study: Study) -> bool:
+def has_one_oracle(study: Study) -> bool:
     """Return whether generative NLLs exist, all from one oracle: several are not comparable."""
     scored = study.runs[study.runs["gen_nll"].notna()]
     return scored["gen_oracle"].nunique() == 1
 
 
-def unjudged(subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | None:
+def refuse(subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | None:
     """Return "not judged" if a side learned too little, else None.
 
     Args:
@@ -86,14 +86,14 @@ def unjudged(subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | 
         sides: both mechanisms.
     """
     lacking = [side.name for side in sides if not side.trained]
-    text = f"Not judged: {listed(lacking)} learned too little."
+    text = f"Not judged: {join_words(lacking)} learned too little."
     return Claim(subject, "not judged", text, statement, paper=CONSENSUS) if lacking else None
 
 
 def _paper_claim(study: Study, subject: str, statement: str, sides: tuple[Side, Side], column: str) -> Claim:
     """Judge by the own windows, with a line on the common ones."""
     pair, names = (sides[0].series, sides[1].series), (sides[0].name, sides[1].name)
-    return unjudged(subject, statement, sides) or window_claim(
+    return refuse(subject, statement, sides) or window_claim(
         study, subject, statement, pair, names=names, column=column, paper=CONSENSUS, is_with_common=True
     )
 
@@ -126,12 +126,12 @@ def window_claim(
     found = common_windows(study, column) if is_common else windows(study, column=column)
     names = (names[0] or pair[0], names[1] or pair[1])
     first, second = (found[series] for series in pair)
-    lost = diverged_everywhere(study, pair[0], column), diverged_everywhere(study, pair[1], column)
+    lost = find_lost_seeds(study, pair[0], column), find_lost_seeds(study, pair[1], column)
     result = compare_windows(first, second, lost)
     named = ((names[0], first), (names[1], second))
     claim = Claim(
         subject,
-        of_comparison(result),
+        verdict_of(result),
         statement=statement,
         n=result.n,
         effect=f"{_widths(named)} decades",
@@ -144,14 +144,14 @@ def window_claim(
         differences=result.differences,
         more_runs=result.more_runs,
     )
-    notes = [_why(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
+    notes = [_explain(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
     notes += [common_line(study, pair, names, column)] if is_with_common else []
-    return worded_with(claim, notes)
+    return word_with_notes(claim, notes)
 
 
-def worded_with(claim: Claim, notes: list[str]) -> Claim:
+def word_with_notes(claim: Claim, notes: list[str]) -> Claim:
     """Return a claim with its text and the non-empty notes as sentences."""
-    return worded(replace(claim, note=" ".join(filter(None, notes))))
+    return word_claim(replace(claim, note=" ".join(filter(None, notes))))
 
 
 def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], column: str = VALIDATION) -> str:
@@ -166,10 +166,10 @@ def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], col
     found = common_windows(study, column)
     if not set(pair) <= found.keys():
         return ""
-    lost = diverged_everywhere(study, pair[0], column), diverged_everywhere(study, pair[1], column)
+    lost = find_lost_seeds(study, pair[0], column), find_lost_seeds(study, pair[1], column)
     result = compare_windows(found[pair[0]], found[pair[1]], lost)
     verdict = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
-    said = verdict.get(of_comparison(result), "undecided")
+    said = verdict.get(verdict_of(result), "undecided")
     widths = _widths(((names[0], found[pair[0]]), (names[1], found[pair[1]])))
     return f"Within 5 % of {study.reference}'s best {KIND[column]}: {widths} decades, {said}."
 
@@ -213,7 +213,7 @@ def _finding(result: Comparison, named: Named, what: str) -> str:
     return f"{first}'s {what} is {size} decades {'wider' if sign > 0 else 'narrower'} than {second}'s{within}"
 
 
-def _why(result: Comparison) -> str:
+def _explain(result: Comparison) -> str:
     """Return the reason for no verdict if the number of seeds does not say it all."""
     told = result.n < 2 or not result.why_undecided or result.why_undecided == UNRESOLVED or result.differences
     return "" if told else f"{sentence(result.why_undecided)}."
@@ -255,11 +255,11 @@ def _open_ends(result: Comparison, named: Named) -> str:
         if found.median is None:
             continue
         ends = [end for end, is_open in (("low", found.median.open_low), ("high", found.median.open_high)) if is_open]
-        opened += [f"{name}'s at the {listed(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
+        opened += [f"{name}'s at the {join_words(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
     if not opened:
         return ""
     caveat = "" if result.scope == "whole" else ", and beyond the sweep the order may be another"
-    return f"Open windows are lower bounds ({listed(opened)}){caveat}."
+    return f"Open windows are lower bounds ({join_words(opened)}){caveat}."
 
 
 def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, Side], column: str) -> Claim:
@@ -268,14 +268,14 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
     This is two one-sided tests; a missing significant difference alone is not equality. An interval below the margin
     counts as reaching.
     """
-    if (absent := unjudged(subject, statement, sides)) is not None:
+    if (absent := refuse(subject, statement, sides)) is not None:
         return absent
     mix, sa = sides
     names = (mix.name, sa.name)
     judged = partial(Claim, subject, statement=statement, paper=CONSENSUS)
     bests = compare_bests(study, mix.series, sa.series, column)
     if bests is None:
-        return worded(judged(verdict="no claim", finding=f"no best {KIND[column]} of both"))
+        return word_claim(judged(verdict="no claim", finding=f"no best {KIND[column]} of both"))
     limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests, names)
     beyond = [100 * each - limit for each in bests.differences]
     low, high = (100 * bound for bound in bests.result.interval)
@@ -298,7 +298,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
         differences=tuple(100 * each for each in bests.differences),
         margin=limit,
     )
-    return worded_with(claim, [f"Medians: {effect}.", *_report_lost_seeds(bests, names)])
+    return word_with_notes(claim, [f"Medians: {effect}.", *_report_lost_seeds(bests, names)])
 
 
 def _best_words(bests: Bests, names: tuple[str, str]) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.style import RC
 
 
-def replaced(path: Path, content: bytes) -> Path:
+def replace_file(path: Path, content: bytes) -> Path:
     """Write ``content`` to ``path`` atomically and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

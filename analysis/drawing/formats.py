@@ -54,7 +54,7 @@ def frame(table: Table) -> pd.DataFrame:
     return pd.DataFrame(data)
 
 
-def with_numbers(table: Table) -> pd.DataFrame:
+def add_numbers(table: Table) -> pd.DataFrame:
     """Return `frame` with ``NAME: number``, a column of floats, beside each column with numbers.
 
     NaN for a cell without a number; a bound ("≥ 1.50") gives its number.

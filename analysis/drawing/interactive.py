@@ -22,13 +22,13 @@ from matplotlib.transforms import Bbox
 
 from analysis.drawing.files import lay_out
 from analysis.drawing.traces import Spec, Unknown, look, traces
-from analysis.drawing.web_text import plain
+from analysis.drawing.web_text import to_html
 
 DPI = 96.0  # CSS pixels to the inch
 TOOLS = 44  # pixels beside the figure for the buttons to zoom with
 
 
-def described(figure: Figure) -> Spec:
+def describe(figure: Figure) -> Spec:
     """Return ``data`` and ``layout`` of a plotly figure, its size in inches times `DPI`.
 
     Raises:
@@ -67,7 +67,7 @@ def _measure(figure: Figure) -> None:
     """Compute screen sizes of words and places of legends, without drawing."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     with renderer._draw_disabled():  # type: ignore[attr-defined]
-        for legend in _all_legends(figure):
+        for legend in _find_legends(figure):
             legend.draw(renderer)
 
 
@@ -78,7 +78,7 @@ def _extent(text: Text) -> Bbox:
     return text.get_window_extent(figure.canvas.get_renderer()).transformed(figure.transFigure.inverted())  # type: ignore[attr-defined]
 
 
-def _all_legends(figure: Figure) -> list[Legend]:
+def _find_legends(figure: Figure) -> list[Legend]:
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
     return [legend for legend in legends if legend is not None]
 
@@ -87,7 +87,7 @@ def _names(figure: Figure) -> dict[tuple[Any, ...], str]:
     """Return each artist's legend label by style, shown on hovering over a line."""
     return {
         look(handle): text.get_text()
-        for legend in _all_legends(figure)
+        for legend in _find_legends(figure)
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=False)
         if isinstance(handle, Line2D)
     }
@@ -111,10 +111,10 @@ def _place(axes: Axes, suffix: str, layout: Spec) -> None:
             "anchor": f"{other}{suffix}",
             "type": scale,
             "range": [float(end) for end in ends],
-            "title": {"text": plain(axis.get_label_text()), "standoff": 4},
+            "title": {"text": to_html(axis.get_label_text()), "standoff": 4},
             "tickmode": "array",
             "tickvals": [float(at) for at, _ in ticks],
-            "ticktext": [plain(text) for _, text in ticks],
+            "ticktext": [to_html(text) for _, text in ticks],
             "tickfont": {"size": 10},
             "visible": bool(shown),
             "showline": True,
@@ -157,7 +157,7 @@ def _titles(figure: Figure) -> Iterator[Spec]:
 
 def _legends(figure: Figure) -> Iterator[Spec]:
     """Yield every legend's entries at their places, each with a sign in its colour."""
-    for legend in _all_legends(figure):
+    for legend in _find_legends(figure):
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=False):
             extent = _extent(text)
             shade = (
@@ -166,13 +166,13 @@ def _legends(figure: Figure) -> Iterator[Spec]:
             shade = np.asarray(shade)[0] if np.ndim(shade) > 1 else shade
             sign = f'<span style="color:{colors.to_hex(shade)}">▬</span> '
             note = _note(text, (extent.x0, (extent.y0 + extent.y1) / 2), "left", "middle")
-            yield note | {"text": sign + plain(text.get_text())}
+            yield note | {"text": sign + to_html(text.get_text())}
 
 
 def _note(text: Text, at: tuple[float, float], across: str, along: str) -> Spec:
     """Return a text placed by shares of the figure or by a panel's data."""
     return {
-        "text": plain(text.get_text()),
+        "text": to_html(text.get_text()),
         "x": float(at[0]),
         "y": float(at[1]),
         "xref": "paper",

@@ -69,7 +69,7 @@ def say_diverged(ax: Axes, count: Frame, by: str) -> None:
 
     Args:
         ax: the panel.
-        count: `counted` runs; every state has the same diverged ones.
+        count: runs of `count_stable_steps`; every state has the same diverged ones.
         by: series or run_lr.
     """
     told = []

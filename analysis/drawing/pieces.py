@@ -130,7 +130,7 @@ def paragraph(text: str) -> Pieces:
     return (Paragraph(text),)
 
 
-def boxed(paragraphs: Sequence[str]) -> Pieces:
+def box(paragraphs: Sequence[str]) -> Pieces:
     """Return paragraphs on a tinted ground; nothing without paragraphs."""
     return (Boxed(tuple(paragraphs)),) if paragraphs else ()
 

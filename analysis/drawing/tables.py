@@ -42,23 +42,23 @@ def source(study: Study) -> str:
     return f"{text} Every run {weights}." if weights else text
 
 
-def ended_badly(runs: Frame) -> list[str]:
+def list_failures(runs: Frame) -> list[str]:
     """Return every bad verdict among a cell's runs, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
-    counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(guarded(runs))}
+    counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(find_guarded(runs))}
     order = ("diverged", "non-finite", "failed", *PENDING, "plateaued", "guarded")
     return [f"{label} {counts[label]}/{len(runs)}" for label in order if counts.get(label)]
 
 
-def guarded(runs: Frame) -> Frame:
+def find_guarded(runs: Frame) -> Frame:
     """Return the runs with a step skipped or a checkpoint restored by guards."""
     return runs[runs["skipped_steps"].fillna(0) + runs["restores"].fillna(0) > 0]
 
 
 def guarded_note(study: Study) -> str:
     """Describe the guards' actions in this study; "" for none."""
-    runs = guarded(study.runs)
+    runs = find_guarded(study.runs)
     if runs.empty:
         return ""
     steps, restores = (

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from analysis.drawing.web_text import plain
+from analysis.drawing.web_text import to_html
 
 Spec = dict[str, Any]
 MARKERS = {
@@ -86,7 +86,7 @@ def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterat
         "mode": "+".join(kind for kind, there in (("lines", has_line), ("markers", marker)) if there),
         "x": _numbers(x),
         "y": _numbers(y),
-        "name": plain(name),
+        "name": to_html(name),
         "hoverinfo": "x+y+name" if name else "x+y",
         "opacity": 1.0 if line.get_alpha() is None else float(line.get_alpha() or 0.0),
         "line": {
@@ -115,7 +115,7 @@ def _dash(line: Line2D) -> str:
 
 def _areas(areas: PolyCollection) -> Iterator[Spec]:
     """Yield filled areas with colour and opacity."""
-    for path, colour in zip(areas.get_paths(), _each(areas.get_facecolor(), len(areas.get_paths())), strict=True):
+    for path, colour in zip(areas.get_paths(), _cycle(areas.get_facecolor(), len(areas.get_paths())), strict=True):
         x, y = np.asarray(path.vertices, dtype=float).T
         yield _area(x, y, colour, "skip")
 
@@ -125,7 +125,7 @@ def _area(x: Any, y: Any, colour: Any, hover: str) -> Spec:
     return place | {"fill": "toself", "fillcolor": _rgba(colour), "line": {"width": 0}, "hoverinfo": hover}
 
 
-def _each(values: Any, count: int) -> list[Any]:
+def _cycle(values: Any, count: int) -> list[Any]:
     return [values[index % len(values)] if len(values) else (0, 0, 0, 0) for index in range(count)]
 
 
@@ -135,7 +135,9 @@ def _rgba(colour: Any) -> str:
 
 
 def _segments(lines: LineCollection) -> Iterator[Spec]:
-    for segment, colour in zip(lines.get_segments(), _each(lines.get_colors(), len(lines.get_segments())), strict=True):
+    for segment, colour in zip(
+        lines.get_segments(), _cycle(lines.get_colors(), len(lines.get_segments())), strict=True
+    ):
         yield {
             "type": "scatter",
             "mode": "lines",
@@ -153,7 +155,7 @@ def _scatter(points: PathCollection) -> Spec:
         "mode": "markers",
         "x": _numbers(x),
         "y": _numbers(y),
-        "marker": {"color": [_rgba(each) for each in _each(points.get_facecolor(), len(x))], "size": 7},
+        "marker": {"color": [_rgba(each) for each in _cycle(points.get_facecolor(), len(x))], "size": 7},
     }
 
 

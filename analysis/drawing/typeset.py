@@ -69,12 +69,12 @@ class Table:
         rows = [_lines(row, details) for row in self.rows]
         names, groups = tuple(map(visible, self.header)), tuple((visible(text), span) for text, span in self.groups)
         columns = zip(names, *(line for row in rows for line in row), strict=True)
-        widths = _widened([max(map(len, column)) for column in columns], groups)
+        widths = _widen([max(map(len, column)) for column in columns], groups)
         aligned = self.align or ("left",) + ("right",) * (len(self.header) - 1)
-        body = [_padded(line, widths, aligned) for row in rows for line in row]
+        body = [_pad(line, widths, aligned) for row in rows for line in row]
         rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
         head = [_group_line(groups, widths)] if groups else []
-        lines = [visible(self.title), rule, *head, _padded(names, widths, aligned), rule, *body, rule]
+        lines = [visible(self.title), rule, *head, _pad(names, widths, aligned), rule, *body, rule]
         caption = (self.caption if details or not self.brief else self.brief).rstrip()
         caption += " * stands for bold." if any(cell.bold for row in self.rows for cell in row) else ""
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(visible(caption, keep="\n"), wrap)])
@@ -104,16 +104,16 @@ def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
     """Return a row as one line, and further lines for its longest detail."""
     below = [list(map(visible, cell.detail.split("\n"))) if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
-    lines = [[_plain(cell) for cell in row]]
+    lines = [[_plain_text(cell) for cell in row]]
     return lines + [[part[index] if index < len(part) else "" for part in below] for index in range(depth)]
 
 
-def _plain(cell: Cell) -> str:
+def _plain_text(cell: Cell) -> str:
     text = visible(cell.text) + ("*" if cell.bold else "")
     return f"({text})" if cell.pale else text
 
 
-def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
+def _widen(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
     """Return column widths large enough for every group's heading."""
     start = 0
     for text, span in groups:
@@ -123,7 +123,7 @@ def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int
     return widths
 
 
-def _padded(line, widths: list[int], aligned: tuple[str, ...]) -> str:
+def _pad(line, widths: list[int], aligned: tuple[str, ...]) -> str:
     return "  ".join(
         text.ljust(width) if side == "left" else text.rjust(width)
         for text, width, side in zip(line, widths, aligned, strict=True)

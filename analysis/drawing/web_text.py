@@ -16,7 +16,7 @@ WORDS = {
 }
 
 
-def plain(text: str) -> str:
+def to_html(text: str) -> str:
     """Return matplotlib's text as plotly's simple HTML: α_max and powers of ten with their indices."""
     out = visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
     for mark, sign in WORDS.items():

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, window, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
@@ -31,7 +31,7 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
         study: supplies the runs.
         column: validation or generative NLL.
     """
-    own, pairs, lacking = windows(study, column=column), references(study), why_untrained(study)
+    own, pairs, lacking = windows(study, column=column), references(study), reasons_untrained(study)
     found = {}
     for series in study.series:
         reference = own[pairs.get(series, series)]
@@ -65,7 +65,7 @@ def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Fra
         By series: ``threshold`` (nats), ``width`` (decades) on the median line, and ``is_bound``: the window reaches
         the sweep's end or a rate without a result. A curve begins at the series' best NLL.
     """
-    lacking, own = why_untrained(study), windows(study, column=column)
+    lacking, own = reasons_untrained(study), windows(study, column=column)
     lines = {
         name: median_line(outcomes(study, name, column))
         for name in study.series

@@ -89,7 +89,7 @@ def decide(
 Lost = Mapping[int, tuple[float, float]]  # seeds diverged at every rate, with the range of rates
 
 
-def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> Lost:
+def find_lost_seeds(study: Study, series: str, column: str = VALIDATION) -> Lost:
     """Return the seeds whose runs all diverged, with the range of their learning rates.
 
     A seed with missing runs is left out.
@@ -155,7 +155,7 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     Args:
         first: windows of one series.
         second: windows of the other.
-        lost: `diverged_everywhere` for both; these seeds have width 0.
+        lost: `find_lost_seeds` for both; these seeds have width 0.
     """
     seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
     pairs = [(_Width.of(first, seed, lost[0]), _Width.of(second, seed, lost[1])) for seed in seeds]
@@ -172,7 +172,7 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     size = _size(bounds)
     if whole:
         found = Comparison(whole, len(pairs), "whole", interval, "", differences, p, size)
-        return _resolved(found, known, [(a.bracket, b.bracket) for a, b in known])
+        return _resolve(found, known, [(a.bracket, b.bracket) for a, b in known])
     undecided = Comparison(0, len(pairs), "none", interval, "", differences, p, size)
     if any(a.grid != b.grid for a, b in known):
         why = "the two were swept over different ranges and a window is open or next to a divergence"
@@ -181,7 +181,7 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     part, interval, p = _decide(in_grid, known, swept)
     if part:
         found = Comparison(part, len(pairs), "range", interval, "", differences, p, _size(in_grid))
-        return _resolved(found, known, [(a.bracket_in_grid, b.bracket_in_grid) for a, b in known])
+        return _resolve(found, known, [(a.bracket_in_grid, b.bracket_in_grid) for a, b in known])
     undecided = replace(undecided, interval=interval, p=p)
     if all(a.fills_grid and b.fills_grid for a, b in known):
         why = "both windows fill the whole sweep, a wider range of learning rates would tell"
@@ -200,7 +200,7 @@ def _size(bounds: list[tuple[float, float, float, float]]) -> tuple[float, float
     )
 
 
-def _resolved(found: Comparison, known: Pairs, brackets: list[tuple[tuple[float, float], tuple[float, float]]]):
+def _resolve(found: Comparison, known: Pairs, brackets: list[tuple[tuple[float, float], tuple[float, float]]]):
     """Return a comparison with its bounds by the grid; undecided if these contain 0.
 
     Each bracket is a worst case for its seed, so the bounds of the mean are the means of the bounds.

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.numbers.kinds import OWN_STATE
-from analysis.numbers.step_shares import EARLIEST, finite_median, recorded
+from analysis.numbers.step_shares import EARLIEST, finite_median, recorded_steps
 from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import lr_text
@@ -107,7 +107,7 @@ def has_early(study: Study) -> bool:
     return bool((study.curvature["phase"] == EARLIEST).any()) and not study.is_search
 
 
-def of_studies(studies: Iterable[Study]) -> Frame:
+def join_early_runs(studies: Iterable[Study]) -> Frame:
     """Return `early_runs` for several studies; a shared run is listed once, with the larger study."""
     frames = [early_runs(study) for study in largest_first(studies)]
     if not frames:
@@ -132,8 +132,8 @@ def early_runs(study: Study) -> Frame:
     - ``step``: k. ``horizon``: see the module. Runs without an early checkpoint get the most frequent value.
     - ``fate``: one of `FATES`. ``broke`` and ``onset``: see `breaks`. ``unstable``: the verdict is not stable.
     - ``alpha_max``, ``critical_lr``: medians over recorded steps from the run's own optimizer state.
-      ``paper_alpha_max``: from the paper's state (`at_step_k`). ``…_ratio``: each divided by the LR. ``sharpness`` and
-      ``adam_ratio``: at the same checkpoint. NaN: not measured.
+      ``paper_alpha_max``: from the paper's state (`median_at_step_k`). ``…_ratio``: each divided by the LR.
+      ``sharpness`` and ``adam_ratio``: at the same checkpoint. NaN: not measured.
     - ``loss grad_norm``: medians over the last steps up to k, as many as α_max has. ``loss_next grad_norm_next``:
       medians between k and the horizon. Non-finite values count as ∞. NaN: nothing was logged.
     - ``lost``: measured steps with a non-finite loss. ``nonfinite``: logged steps up to the horizon with a non-finite
@@ -144,10 +144,10 @@ def early_runs(study: Study) -> Frame:
     frame["stratum"] = _strata(study)
     frame["group"] = study.name + "|" + frame["series"]
     frame["curve"] = frame["group"] + "|" + frame["seed"].map("{:g}".format)
-    frame = frame.join(_measured(study)).join(_spectra(study))
+    frame = frame.join(_read_measurements(study)).join(_spectra(study))
     for name in ("step", "horizon", "window"):
         frame[name] = frame[name].fillna(frame[name].mode().iloc[0] if frame[name].notna().any() else np.nan)
-    frame = frame.join(_logged(study.curves, frame)).join(breaks(study))
+    frame = frame.join(_read_logs(study.curves, frame)).join(breaks(study))
     for name in ("alpha_max", "paper_alpha_max", "critical_lr"):
         frame[name.replace("critical_lr", "critical") + "_ratio"] = frame[name] / frame["lr"]
     frame["unstable"] = frame["status"] != STABLE
@@ -160,9 +160,9 @@ def _strata(study: Study) -> list[str]:
     return [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
 
 
-def _measured(study: Study) -> Frame:
+def _read_measurements(study: Study) -> Frame:
     """Return the earliest checkpoint's measurements by run, in both optimizer states."""
-    own, paper = (recorded(study, EARLIEST, state) for state in (OWN_STATE, PAPER_STATE))
+    own, paper = (recorded_steps(study, EARLIEST, state) for state in (OWN_STATE, PAPER_STATE))
     rows = pd.concat([own, paper])
     by_run = rows.groupby("run_id")
     # A protocol is one text for hundreds of runs: read it once.
@@ -172,9 +172,9 @@ def _measured(study: Study) -> Frame:
     frame = pd.DataFrame({"step": by_run["checkpoint_step"].min()})
     frame["window"] = numbers.map(lambda pair: pair[1] if pair else np.nan).fillna(sizes + 1)
     frame["horizon"] = frame["step"] + numbers.map(lambda pair: sum(pair) if pair else np.nan).fillna(frame["window"])
-    frame["alpha_max"] = at_step_k(own, "alpha_max")
-    frame["paper_alpha_max"] = at_step_k(paper, "alpha_max")
-    frame["critical_lr"] = at_step_k(own, "critical_lr")
+    frame["alpha_max"] = median_at_step_k(own, "alpha_max")
+    frame["paper_alpha_max"] = median_at_step_k(paper, "alpha_max")
+    frame["critical_lr"] = median_at_step_k(own, "critical_lr")
     frame["lost"] = rows["alpha_max"].isna().groupby(rows["run_id"]).sum()
     return frame
 
@@ -187,7 +187,7 @@ def _steps_taken(protocol: str) -> tuple[float, float] | None:
     return float(known["warmup_steps"]), float(known["recorded_steps"])
 
 
-def at_step_k(rows: Frame, name: str) -> Column:
+def median_at_step_k(rows: Frame, name: str) -> Column:
     """Return the median of a column's finite values by run, as in α_max tables.
 
     Without a finite value: ∞ if all present values are infinite (no limit on the step), else 0. The 0 stands for a
@@ -212,7 +212,7 @@ def _spectra(study: Study) -> Frame:
     return rows.drop_duplicates("run_id").set_index("run_id")[names]
 
 
-def _logged(curves: Frame, frame: Frame) -> Frame:
+def _read_logs(curves: Frame, frame: Frame) -> Frame:
     """Return medians of logged losses and gradient norms by run. Up to k, and from k to the horizon."""
     rows = curves.join(frame[["step", "horizon", "window"]].rename(columns={"step": "k"}), on="run_id")
     rows = rows[(rows["step"] > 0) & (rows["step"] <= rows["horizon"])]
@@ -241,7 +241,7 @@ def _fates(frame: Frame) -> np.ndarray:
     return np.select(list(conditions.values()), list(conditions), JUDGED)
 
 
-def named(frame: Frame, most: int = 6) -> str:
+def name_runs(frame: Frame, most: int = 6) -> str:
     """Name runs by series and rate with counts, e.g. ``"sa 3e-2 (3), sc 1e-1"``.
 
     Beyond ``most`` kinds only their number is given.

@@ -21,7 +21,7 @@ from analysis.study.once import once_per_study
 DECADE = 10.0
 
 
-def of_studies(studies: Sequence[Study]) -> Frame:
+def join_early_curves(studies: Sequence[Study]) -> Frame:
     """Return `early_curves` for several studies, without duplicates and parts of larger curves."""
     frames = [early_curves(study) for study in largest_first(studies)]
     if not frames:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.numbers.spread import EXTREME, POSITIVE, Spread
-from analysis.numbers.step_shares import TERMINAL, finite_median, recorded
+from analysis.numbers.step_shares import TERMINAL, finite_median, recorded_steps
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.study.load import FINISHED, Frame, Study
 
@@ -48,7 +48,7 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
     """
     by_seed, rates = {}, []
     for seed, runs in study.of(series).groupby("seed"):
-        losses, finished = _capped(runs), runs[runs["status"].isin(FINISHED)]
+        losses, finished = _cap(runs), runs[runs["status"].isin(FINISHED)]
         if np.isfinite(finished["val_nll"]).any():
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
@@ -57,7 +57,7 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
     return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
 
 
-def _capped(runs: Frame) -> list[float]:
+def _cap(runs: Frame) -> list[float]:
     """Return min(NLL, initial NLL) for every finished or diverged run."""
     known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
     pairs = zip(
@@ -162,7 +162,7 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
         best_lr=best_lr,
         window=median,
         nll=Spread.of(at_best),
-        to_stable=_to_stable(runs, best_lr) if edge is None else _of_edge(edge),
+        to_stable=_stable_bounds(runs, best_lr) if edge is None else _edge_bounds(edge),
         to_near=(math.nan, math.nan) if median is None else room(median),
         ratio=Spread.of(ratios.to_numpy(), POSITIVE),
         sensitivity=mistuned.spread,
@@ -206,7 +206,7 @@ def edges_of(study: Study) -> dict[str, Any]:
     return {series[row.run_id]: row for row in study.searches["edges"].itertuples() if row.run_id in series}
 
 
-def _of_edge(row: Any) -> Bounds:
+def _edge_bounds(row: Any) -> Bounds:
     """Return bounds in decades from the best rate to `lr=edge`'s edge by verdict."""
     if not (math.isfinite(row.best_lr) and math.isfinite(row.verdict_lr)):
         return math.nan, math.nan
@@ -214,7 +214,7 @@ def _of_edge(row: Any) -> Bounds:
     return math.log10(row.verdict_lr / row.best_lr), most
 
 
-def _to_stable(runs: Frame, best_lr: float) -> Bounds:
+def _stable_bounds(runs: Frame, best_lr: float) -> Bounds:
     """Return bounds in decades from a grid's best rate to its largest stable rate.
 
     Stable means a stable verdict in every seed. The upper bound is the next rate, or ∞ if none.
@@ -228,6 +228,6 @@ def _to_stable(runs: Frame, best_lr: float) -> Bounds:
 
 def _steps_at(study: Study, series: str, lr: float) -> Frame:
     """Return the terminal steps recorded at one rate from the optimizer's own state."""
-    rows = recorded(study, TERMINAL, OWN_STATE)
+    rows = recorded_steps(study, TERMINAL, OWN_STATE)
     rows = rows[(rows["series"] == series) & (rows["run_lr"] == lr)]
     return rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))

@@ -20,7 +20,7 @@ from analysis.numbers.spread import Spread
 from analysis.numbers.windows import SeriesWindows, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.words import listed
+from analysis.words import join_words
 from stability.runs.words import Words
 
 LEAST_SHARE = 0.01
@@ -102,7 +102,7 @@ def most_learned(all_of_setting: list[Learned]) -> float:
     return max((each.gain for each in all_of_setting if math.isfinite(each.gain)), default=math.nan)
 
 
-def why_untrained(study: Study) -> dict[str, str]:
+def reasons_untrained(study: Study) -> dict[str, str]:
     """Return the reason for too little learning by series, "" if trained."""
     learned = {name: Learned.of(study, each) for name, each in windows(study).items()}
     most = most_learned(list(learned.values()))
@@ -114,7 +114,7 @@ def little(named: dict[str, Learned]) -> str:
     found = {name: each for name, each in named.items() if each.is_little}
     if not found:
         return ""
-    gains = listed(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
+    gains = join_words(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
     words = next(iter(found.values())).words
     return (
         f"Little was learned beyond {words.baseline}: {gains} below the {words.baseline_nll}. What is said of "

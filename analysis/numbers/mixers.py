@@ -16,7 +16,7 @@ from analysis.numbers.windows import outcomes, windows
 from analysis.study.load import FINISHED, Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
-from analysis.words import shortened
+from analysis.words import shorten
 
 PLAIN = "sa"
 ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # compared with it in other sections and claims
@@ -45,7 +45,7 @@ def groups(study: Study) -> list[tuple[str, ...]]:
 def common_of(study: Study, group: tuple[str, ...]) -> str:
     """Name the settings common to a group."""
     row = study.of(group[0]).iloc[0]
-    return str(row["setting"]).removesuffix(shortened(str(row["variant"]))).strip()
+    return str(row["setting"]).removesuffix(shorten(str(row["variant"]))).strip()
 
 
 @once_per_study
@@ -54,7 +54,7 @@ def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
     return kinds.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})
 
 
-def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
+def find_plain(numbers: Mapping[str, Numbers]) -> Numbers:
     """Return the group's baseline: `sa` without a variant."""
     return next(each for each in numbers.values() if each.name == PLAIN)
 

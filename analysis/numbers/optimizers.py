@@ -40,13 +40,13 @@ def groups(study: Study) -> list[tuple[str, ...]]:
     return [tuple(name for name in study.series if name in own) for own in found]
 
 
-def others_of(study: Study, group: tuple[str, ...]) -> str:
+def name_setting(study: Study, group: tuple[str, ...]) -> str:
     """Name a group's common settings: a series' name without the optimizer."""
     runs = study.of(group[0])
     return " ".join(word for word in group[0].split(" ") if word != runs["optimizer"].iloc[0])
 
 
-def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
+def find_plain(numbers: Mapping[str, Numbers]) -> Numbers:
     """Return the group's baseline: AdamW if present, else the first."""
     return next((each for each in numbers.values() if each.name == PLAIN), next(iter(numbers.values())))
 

@@ -105,17 +105,17 @@ def draws_of(frame: Frame) -> Draws:
     return Draws(list(frame[unit_of(frame)]))
 
 
-def judged(runs: Frame) -> Frame:
+def select_judged(runs: Frame) -> Frame:
     """Return the runs measured at step k and not broken before the horizon."""
     return runs[runs["fate"] == JUDGED].reset_index(drop=True)
 
 
 def telling(runs: Frame, event: str) -> Frame:
     """Return the judged runs from strata with both outcomes; other strata yield no pairs."""
-    return _varying(judged(runs), event)
+    return _varying(select_judged(runs), event)
 
 
-def ranked(curves: Frame, target: str) -> Frame:
+def select_ranked(curves: Frame, target: str) -> Frame:
     """Return the curves with ``best_lr`` or ``edge``, from strata with differing values."""
     return _varying(curves[curves[target].notna()], target) if target in curves else curves
 
@@ -125,51 +125,51 @@ def _varying(frame: Frame, column: str) -> Frame:
     return frame[number > 1].reset_index(drop=True)
 
 
-def of_runs(runs: Frame, event: str) -> list[Scored]:
+def score_runs(runs: Frame, event: str) -> list[Scored]:
     """Return the AUC of every measured predictor; [] if no stratum has both outcomes.
 
     ``runs``: `early_runs`. ``event``: its column ``broke`` or ``unstable``.
     """
     frame = telling(runs, event)
-    return [_of_runs(frame, each, event) for each in OF_RUNS if frame[each.column].notna().any()]
+    return [_score_run_predictor(frame, each, event) for each in OF_RUNS if frame[each.column].notna().any()]
 
 
-def _of_runs(frame: Frame, predictor: Predictor, event: str) -> Scored:
-    known = _known(frame, predictor, event)
-    scored = _scored(frame, known, predictor, event, _auc, OF_RUNS)
+def _score_run_predictor(frame: Frame, predictor: Predictor, event: str) -> Scored:
+    known = _select_known(frame, predictor, event)
+    scored = _score(frame, known, predictor, event, _auc, OF_RUNS)
     same = {SAME_RATE: _auc(known, predictor, event, same_rate=True)}
     by_rate = known.groupby(["stratum", "lr"])[event]
     number = {SAME_RATE: sum(int(own.sum()) * int((~own).sum()) for _, own in by_rate)}  # pairs: one with, one without
     return replace(scored, scopes={**scored.scopes, **same}, numbers={**scored.numbers, **number})
 
 
-def of_curves(curves: Frame, target: str) -> list[Scored]:
+def score_curves(curves: Frame, target: str) -> list[Scored]:
     """Return every predictor's Spearman correlation with ``best_lr`` or ``edge`` over curves.
 
     Ranks are taken within strata. [] below `FEWEST_CURVES` curves, or if values never differ within a stratum.
     """
-    frame = ranked(curves, target)
+    frame = select_ranked(curves, target)
     if len(frame) < FEWEST_CURVES:
         return []
-    return [_of_curves(frame, each, target) for each in OF_CURVES if frame[each.column].notna().any()]
+    return [_score_curve_predictor(frame, each, target) for each in OF_CURVES if frame[each.column].notna().any()]
 
 
-def _of_curves(frame: Frame, predictor: Predictor, target: str) -> Scored:
-    known = _known(frame, predictor, target)
-    scored = _scored(frame, known, predictor, target, _rho, OF_CURVES)
+def _score_curve_predictor(frame: Frame, predictor: Predictor, target: str) -> Scored:
+    known = _select_known(frame, predictor, target)
+    scored = _score(frame, known, predictor, target, _rho, OF_CURVES)
     bound = f"{predictor.column}_is_bound"
     is_bound = known[bound].astype(bool) if bound in known else known[target].isna()
     return replace(scored, decades=_decades(known[~is_bound], predictor, target), num_bounds=int(is_bound.sum()))
 
 
-def _known(frame: Frame, predictor: Predictor, outcome: str) -> Frame:
+def _select_known(frame: Frame, predictor: Predictor, outcome: str) -> Frame:
     """Return the comparable rows with a known predictor. All known rows if none is comparable."""
     known = frame[frame[predictor.column].notna()]
     able = _varying(known, outcome)
     return able if len(able) else known
 
 
-def _scored(
+def _score(
     frame: Frame,
     known: Frame,
     predictor: Predictor,
@@ -247,4 +247,5 @@ def verdict(difference: Estimate) -> str:
 
 
 __all__ = ("FEWEST_UNITS", "OF_CURVES", "OF_RUNS", "POOLED", "SAME_RATE", "Predictor", "Scored", "best_baseline",
-           "draws_of", "judged", "of_curves", "of_runs", "ranked", "telling", "unit_of", "verdict")  # fmt: skip
+           "draws_of", "score_curves", "score_runs", "select_judged", "select_ranked", "telling", "unit_of",
+           "verdict")  # fmt: skip

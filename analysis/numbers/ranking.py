@@ -93,7 +93,7 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     codes = _codes(strata, len(s))
     counts = (codes[hit][:, None] == codes[~hit][None, :]).astype(float)
     # Sums over pairs of units: each draw is then a quadratic form in the units' counts.
-    won, pairs = (_by_units(each, draws.codes[hit], draws.codes[~hit], draws.num_units) for each in
+    won, pairs = (_sum_by_units(each, draws.codes[hit], draws.codes[~hit], draws.num_units) for each in
                   (above * counts, counts))  # fmt: skip
     total = float(pairs.sum())
     weights = draws.counts()
@@ -102,7 +102,7 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     return Estimate.of(float(won.sum()) / total if total else np.nan, drawn)
 
 
-def _by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: int) -> np.ndarray:
+def _sum_by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: int) -> np.ndarray:
     """Return the pairs' sums for each two units."""
     first, second = np.eye(number)[rows], np.eye(number)[columns]
     return first.T @ pairs @ second
@@ -182,7 +182,7 @@ def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -
     for code in range(codes.max(initial=-1) + 1):
         own = codes == code
         held = weights[:, own]
-        x, y = (_centred(each[own], held) for each in (a, b))
+        x, y = (_centre(each[own], held) for each in (a, b))
         varies = (held * y * y).sum(axis=1) > 0
         over, xx, yy = (
             total + varies * (held * each).sum(axis=1)
@@ -192,7 +192,7 @@ def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -
         return np.where((xx > 0) & (yy > 0), over / np.sqrt(xx * yy), np.nan)
 
 
-def _centred(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _centre(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return centred ranks in each draw, as shares of the number drawn."""
     number = weights.sum(axis=1, keepdims=True)
     return (_ranks(values, weights) - (number + 1) / 2) / np.maximum(number, 1)
@@ -212,7 +212,7 @@ def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np
     found = np.empty(len(v))
     for code in set(codes):
         own = codes == code
-        found[own] = _centred(v[own], np.ones((1, int(own.sum()))))[0] + 0.5
+        found[own] = _centre(v[own], np.ones((1, int(own.sum()))))[0] + 0.5
     return found
 
 

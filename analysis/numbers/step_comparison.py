@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.numbers.comparison import Comparison, decide
 from analysis.numbers.significance import p_of_bounds
-from analysis.numbers.step_shares import COUNTED, DIVERGED, MEASURED, TERMINAL, counted
+from analysis.numbers.step_shares import COUNTED, DIVERGED, MEASURED, TERMINAL, count_stable_steps
 from analysis.study.load import Frame, Study
 
 HIGHEST_LRS = 2
@@ -66,7 +66,7 @@ def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TER
         state: optimizer state.
         phase: checkpoint phase.
     """
-    count = counted(study, phase, state)
+    count = count_stable_steps(study, phase, state)
     count = count[(count["outcome"].isin(COUNTED)) & count["series"].isin(names)]
     series = count.groupby(["run_lr", "seed"])["series"].nunique().unstack()
     return tuple(sorted(series.index[(series == len(set(names))).any(axis=1)])[-HIGHEST_LRS:])
@@ -91,7 +91,7 @@ def compare_stable_steps(
         None without a complete seed.
     """
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
-    parts, seeds, left_out = _paired(counted(study, phase, state), (first, second), lrs)
+    parts, seeds, left_out = _pair(count_stable_steps(study, phase, state), (first, second), lrs)
     if not seeds:
         return None
     shares = []
@@ -106,7 +106,7 @@ def compare_stable_steps(
     return StepShares(lrs, means[0], means[1], result, left_out, _num_diverged(parts, seeds), tuple(differences))
 
 
-def _paired(count: Frame, names: Sequence[str], lrs: Sequence[float]) -> tuple[list[Frame], list[int], tuple[int, ...]]:
+def _pair(count: Frame, names: Sequence[str], lrs: Sequence[float]) -> tuple[list[Frame], list[int], tuple[int, ...]]:
     """Return both series' counted rows, the seeds complete in both, and the seeds left out."""
     count = count[count["run_lr"].isin(lrs) & count["outcome"].isin(COUNTED)]
     parts = [count[count["series"] == name] for name in names]
@@ -140,9 +140,9 @@ def compare_medians(
     Returns:
         None without a comparable seed.
     """
-    count = counted(study, phase, state)
+    count = count_stable_steps(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
-    parts, seeds, left_out = _paired(count, (first, second), lrs)
+    parts, seeds, left_out = _pair(count, (first, second), lrs)
     positive = count.loc[count["median"] > 0, "median"]
     floor = float(positive.min()) if len(positive) else 1.0
     known = {seed: bounds for seed in seeds if (bounds := _seed_bounds(parts, seed, lrs, floor)) is not None}

@@ -19,7 +19,7 @@ import numpy as np
 
 from analysis.study.load import Column, Frame, Study, phase_rank
 from analysis.study.once import once_per_study
-from analysis.study.protocol import NOT_DEFINED, asked_protocol, lacks_state
+from analysis.study.protocol import NOT_DEFINED, lacks_state, requested_protocol
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # the fourth is NOT_DEFINED: no α_max exists
@@ -51,7 +51,7 @@ def finite_median(values: Column) -> float:
 
 
 @once_per_study
-def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
+def recorded_steps(study: Study, phase: str, state: str | None = None) -> Frame:
     """Return the steps recorded at a phase's checkpoints, with their runs' columns.
 
     Diverged runs have no terminal rows. Steps without a defined α_max are left out.
@@ -66,7 +66,7 @@ def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
 
 
 @once_per_study
-def undefined_steps(study: Study, phase: str, state: str) -> Frame:
+def steps_without_alpha(study: Study, phase: str, state: str) -> Frame:
     """Return the steps without α_max because the optimizer's step is zero, with their runs' columns.
 
     Args:
@@ -81,7 +81,7 @@ def undefined_steps(study: Study, phase: str, state: str) -> Frame:
 def _steps_of(study: Study, phase: str, state: str | None) -> Frame:
     rows = _steps(study)
     rows = rows[(rows["phase"] == phase) & ((rows["state"] == state) | (state is None))]
-    return rows[~rows["run_id"].isin(_diverged(study))] if phase == TERMINAL else rows
+    return rows[~rows["run_id"].isin(_find_diverged(study))] if phase == TERMINAL else rows
 
 
 @once_per_study
@@ -89,7 +89,7 @@ def _steps(study: Study) -> Frame:
     return study.with_run(study.curvature)
 
 
-def _diverged(study: Study) -> set[str]:
+def _find_diverged(study: Study) -> set[str]:
     return set(study.runs.loc[study.runs["status"] == "diverged", "run_id"])
 
 
@@ -104,12 +104,12 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
     If runs diverged, requested terminal checkpoints are included even without any row.
     """
     pairs = set(study.curvature[["phase", "state"]].drop_duplicates().itertuples(index=False, name=None))
-    if _diverged(study):
-        pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _asked(study)
+    if _find_diverged(study):
+        pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _requested_measurements(study)
     return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
 
 
-def drawn_phases(study: Study) -> list[str]:
+def phases_to_draw(study: Study) -> list[str]:
     """Return the phases shown in figures: all but the last checkpoints before an early end.
 
     These are at many different steps, and have their own table.
@@ -119,16 +119,16 @@ def drawn_phases(study: Study) -> list[str]:
     return [phase for phase in dict.fromkeys(found) if phase != LAST]
 
 
-def _asked(study: Study) -> set[tuple[str, str]]:
+def _requested_measurements(study: Study) -> set[tuple[str, str]]:
     """Return the phases and states requested in the sweep, without states undefined for every run."""
-    curvature = asked_protocol(study)
+    curvature = requested_protocol(study)
     phases = (TERMINAL, EARLIEST) if curvature.get("phase") == "all" else (curvature.get("phase"),)
     states = [state for state in curvature.get("state") or () if not lacks_state(study, state).all()]
     return {(phase, state) for phase in phases if phase in RULE for state in states}
 
 
 @once_per_study
-def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
+def count_stable_steps(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
     """Return a table with one row per run.
 
     Columns: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
@@ -145,7 +145,7 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
         state: optimizer state.
         which: selects steps; by default the stable ones.
     """
-    rows = recorded(study, phase, state)
+    rows = recorded_steps(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
     frame = study.runs[columns].rename(columns={"lr": "run_lr"})
     by_run = rows.groupby("run_id")
@@ -155,7 +155,7 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
         (phase == TERMINAL) | (frame["last_checkpoint_step"].isna() & (phase == EARLIEST))
     )
     measured, lacking = frame["run_id"].isin(sizes.index), lacks_state(study, state)
-    without = frame["run_id"].isin(undefined_steps(study, phase, state)["run_id"])
+    without = frame["run_id"].isin(steps_without_alpha(study, phase, state)["run_id"])
     frame["outcome"] = np.select(
         [measured, lacking, left_nothing, without], [MEASURED, NOT_DEFINED, DIVERGED, NOT_DEFINED], MISSING
     )
@@ -199,13 +199,13 @@ def planned_count(study: Study, rows: Frame) -> int:
     return int(planned)
 
 
-def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
+def series_with_results(study: Study, count: Frame) -> tuple[str, ...]:
     """Return the series with a result, in the study's order."""
     found = set(count.loc[count["outcome"].isin(COUNTED), "series"])
     return tuple(name for name in study.series if name in found)
 
 
-def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
+def series_without_alpha(study: Study, count: Frame) -> tuple[str, ...]:
     """Return the series for which no run can have a result, in the study's order.
 
     Their optimizer lacks the state, or their steps have no α_max.

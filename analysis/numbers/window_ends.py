@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import windows
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
@@ -45,7 +45,7 @@ def window_ends(study: Study) -> dict[str, tuple[End, End]]:
 
     Series that learned nothing, or without a window, are left out.
     """
-    lacking, found = why_untrained(study), {}
+    lacking, found = reasons_untrained(study), {}
     for name, each in windows(study).items():
         if each.median is not None and not lacking[name]:
             low, high = (_end(study.of(name), edge.outside_lr) for edge in (each.median.low, each.median.high))

@@ -104,7 +104,7 @@ class Window:
     @property
     def width_max_in_grid(self) -> float:
         """As `width_max`, within the swept range."""
-        return self._in_grid(self.low.furthest_lr, self.high.furthest_lr)
+        return self._cut_to_grid(self.low.furthest_lr, self.high.furthest_lr)
 
     @property
     def bracket(self) -> tuple[float, float]:
@@ -117,7 +117,7 @@ class Window:
     @property
     def bracket_in_grid(self) -> tuple[float, float]:
         """As `bracket`, within the swept range."""
-        return self.bracket[0], self._in_grid(self.low.outside_lr, self.high.outside_lr)
+        return self.bracket[0], self._cut_to_grid(self.low.outside_lr, self.high.outside_lr)
 
     @property
     def open_low(self) -> bool:
@@ -132,7 +132,7 @@ class Window:
         """Whether the window reaches both ends of the sweep."""
         return self.low.kind == "open" and self.high.kind == "open"
 
-    def _in_grid(self, low: float, high: float) -> float:
+    def _cut_to_grid(self, low: float, high: float) -> float:
         return _decades(max(low, self.grid[0]), min(high, self.grid[1]))
 
 
@@ -212,7 +212,7 @@ def outcome(run, column: str = VALIDATION) -> float:
     return value if math.isfinite(value) else math.inf if column == VALIDATION else math.nan
 
 
-def by_rate_and_seed(runs: Frame, values: Sequence[float] | Column, of_several: Literal["median", "first"]) -> Frame:
+def tabulate(runs: Frame, values: Sequence[float] | Column, of_several: Literal["median", "first"]) -> Frame:
     """Return a table, learning rate × seed, both sorted, with one number per run.
 
     Args:
@@ -249,7 +249,7 @@ def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
     """
     runs = study.of(series)
     needed = runs[["lr", "seed", "status", column]]
-    return by_rate_and_seed(needed, [outcome(run, column) for run in needed.itertuples(index=False)], "median")
+    return tabulate(needed, [outcome(run, column) for run in needed.itertuples(index=False)], "median")
 
 
 def median_line(table: Frame) -> Column:

@@ -19,21 +19,21 @@ from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_
 from analysis.paper.grid import (
     Block,
     blocks,
-    by_modality,
+    group_by_modality,
+    join_texts,
     modality,
     modality_text,
     reason_to_leave_out,
     size,
-    told_once,
 )
 from analysis.paper.printed import ablation_tables_beside
-from analysis.paper.tables import alpha_tables, measured, nll_tables
+from analysis.paper.tables import alpha_tables, list_measured, nll_tables
 from analysis.sections import ablation_figure, curves
 from analysis.sections.ablation import ablations
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text
-from analysis.words import count_range, listed, lr_text, plural
+from analysis.words import count_range, join_words, lr_text, plural
 
 NAME = "paper_layout"  # default name of the output
 
@@ -41,24 +41,24 @@ NAME = "paper_layout"  # default name of the output
 def subtitle(studies: Sequence[Study]) -> str:
     """Return a line with the report's numbers of studies and runs, modalities and sizes."""
     places = blocks(studies)
-    kinds = listed(modality_text(each) for each in by_modality(places)) or "no table of learning rates"
+    kinds = join_words(modality_text(each) for each in group_by_modality(places)) or "no table of learning rates"
     runs = plural(sum(len(study.runs) for study in studies), "run")
     return f"{'1 study' if len(studies) == 1 else f'{len(studies)} studies'} · {kinds} · {runs}"
 
 
 def pieces(studies: Sequence[Study]) -> tuple[Pieces, ...]:
     """Return each part's pieces, drawn once for all output formats; every picture has a unique name and file."""
-    return _drawn(*studies)
+    return _draw(*studies)
 
 
 @once_per_study
-def _drawn(*studies: Study) -> tuple[Pieces, ...]:
+def _draw(*studies: Study) -> tuple[Pieces, ...]:
     return tuple(_pieces(studies))
 
 
 def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
     places = blocks(studies)
-    yield heading("What was run") + shown([_studies(studies)]) + _left_out(studies)
+    yield heading("What was run") + shown([_studies(studies)]) + _explain_omissions(studies)
     if places:
         yield heading("NLL against learning rate") + _nll(places)
         yield heading("Maximum stable learning rate α_max along the optimizer's step") + _alpha(places)
@@ -77,20 +77,20 @@ def _studies(studies: Sequence[Study]) -> Table:
         span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
         ended = [f"{number} {status}" for status, number in runs["status"].value_counts().items()]
         texts = (
-            modality_text(modality(study)), listed(dict.fromkeys(runs["model"].map(size))),
+            modality_text(modality(study)), join_words(dict.fromkeys(runs["model"].map(size))),
             count_range(runs["num_params"]), f"{len(lrs)}: {span}", str(runs["seed"].nunique()), ", ".join(ended),
         )  # fmt: skip
         rows.append((Cell(study.name), *map(Cell, texts)))
     caption = (
         "What each study is of, by its own record: modality by what its data are called there, size by its model's "
         "name; parameters are counted. Commands, commits and versions: in the studies' own reports. "
-        + told_once({study.name: source(study) for study in studies})
+        + join_texts({study.name: source(study) for study in studies})
     )
     header = ("study", "modality", "size", "parameters", "learning rates", "seeds", "runs")
     return Table("The studies of this report", caption, header, tuple(rows), (), ("left",) * len(header))
 
 
-def _left_out(studies: Iterable[Study]) -> Pieces:
+def _explain_omissions(studies: Iterable[Study]) -> Pieces:
     """Describe the studies without a place in tables of learning rates, with the reason."""
     told = {study.name: reason for study in studies if (reason := reason_to_leave_out(study))}
     said = "; ".join(f"{name} {reason}" for name, reason in told.items())
@@ -102,26 +102,26 @@ def _nll(places: Sequence[Block]) -> Pieces:
     found: Pieces = ()
     for column, what in ((VALIDATION, "Validation NLL"), (GENERATIVE, "Generative NLL")):
         name = "nll-grid" if column == VALIDATION else "generative-nll-grid"
-        found += drawn(name, lambda: nll_grids(places, column), NLL_CAPTION.format(what=what))  # noqa: B023
+        found += make_pictures(name, lambda: nll_grids(places, column), NLL_CAPTION.format(what=what))  # noqa: B023
     if not found:
         found = paragraph(
             "No study has a finite validation NLL at more than one learning rate: there is no curve to draw."
         )
-    return found + shown(table for kind, part in by_modality(places).items() for table in nll_tables(kind, part))
+    return found + shown(table for kind, part in group_by_modality(places).items() for table in nll_tables(kind, part))
 
 
 def _alpha(places: Sequence[Block]) -> Pieces:
     """Return the grid of each phase and state, and each modality's tables."""
     found: Pieces = ()
-    for phase, state in measured(places):
+    for phase, state in list_measured(places):
         caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state_text(state))
         name = f"alpha-grid-{phase}-{state}"
-        found += drawn(name, lambda: alpha_grids(places, phase, state), caption)  # noqa: B023
-    tables = shown(table for kind, part in by_modality(places).items() for table in alpha_tables(kind, part))
+        found += make_pictures(name, lambda: alpha_grids(places, phase, state), caption)  # noqa: B023
+    tables = shown(table for kind, part in group_by_modality(places).items() for table in alpha_tables(kind, part))
     return found + tables or paragraph("α_max was not measured in any of these studies.")
 
 
-def drawn(name: str, draw, caption: str) -> Pieces:
+def make_pictures(name: str, draw, caption: str) -> Pieces:
     """Return figures as pictures, numbered after ``name``; the first has the caption.
 
     Args:
@@ -142,7 +142,7 @@ def drawn(name: str, draw, caption: str) -> Pieces:
 def _ablation(study: Study) -> Pieces:
     """Return a study's ablation as in its own report, with the paper's numbers added."""
     prefix = f"{study.name}-"
-    return shown(ablation_tables_beside(study)) + named(
+    return shown(ablation_tables_beside(study)) + name_pictures(
         assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
     )
 
@@ -152,11 +152,11 @@ def _curves(places: Sequence[Block]) -> Pieces:
     found: Pieces = ()
     for number, block in enumerate(places):
         prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
-        found += named(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
+        found += name_pictures(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
     return found or paragraph("No training loss was recorded.")
 
 
-def named(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:
+def name_pictures(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:
     """Return pictures with their place in names and captions: several are of one kind.
 
     Args:

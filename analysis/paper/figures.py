@@ -22,9 +22,9 @@ from matplotlib.transforms import blended_transform_factory
 from analysis.drawing.marks import TRAINING, entry, mark_entry
 from analysis.drawing.style import LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
-from analysis.numbers.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded
+from analysis.numbers.step_shares import DIVERGED, count_stable_steps, finite_median, phases_and_states, recorded_steps
 from analysis.numbers.windows import VALIDATION, outcomes, windows
-from analysis.paper.grid import Block, all_runs, by_modality
+from analysis.paper.grid import Block, group_by_modality, join_runs
 from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_marks
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -47,13 +47,13 @@ def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]
     lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
     if not any(_has_finite(_tables(block.study, column)) for block in lines):
         return []
-    styles = looks(all_runs(shown))
+    styles = looks(join_runs(shown))
     return [_figure(columns, column, styles) for columns in _pages(shown)]
 
 
 def _pages(blocks: Sequence[Block]) -> Iterator[list[list[Block]]]:
     """Yield each figure's columns: one modality's places from top to bottom."""
-    columns = by_modality(blocks)
+    columns = group_by_modality(blocks)
     for names in chunks(list(columns), COLUMNS):
         for start in range(0, max(len(columns[name]) for name in names), ROWS):
             yield [part for name in names if (part := columns[name][start : start + ROWS])]
@@ -205,13 +205,13 @@ def alpha_grids(blocks: Sequence[Block], phase: str, state: str) -> list[Figure]
     shown = [block for block in shown if (_medians(block, phase, state) > 0).any()]
     if not shown:
         return []
-    styles = looks(all_runs(shown))
+    styles = looks(join_runs(shown))
     return [_alpha_figure(columns, phase, state, styles) for columns in _pages(shown)]
 
 
 def _medians(block: Block, phase: str, state: str) -> Frame:
     """Return the median of the finite α_max by series and learning rate."""
-    rows = recorded(block.study, phase, state)
+    rows = recorded_steps(block.study, phase, state)
     found = {key: finite_median(part["alpha_max"]) for key, part in rows.groupby(["series", "run_lr"])}
     return pd.Series(found, dtype=float)
 
@@ -232,7 +232,7 @@ def _alpha_figure(columns: Sequence[Sequence[Block]], phase: str, state: str, st
     for ax in grid[-1]:
         ax.set_xlabel("learning rate α")
     extras = [entry("training LR α", **TRAINING)]
-    counts = (counted(block.study, phase, state) for places in columns for block in places)
+    counts = (count_stable_steps(block.study, phase, state) for places in columns for block in places)
     if any((count["outcome"] == DIVERGED).any() for count in counts):
         extras.append(mark_entry("runs diverged", "x"))
     grid_legend(figure, columns, styles, extras)
@@ -241,7 +241,7 @@ def _alpha_figure(columns: Sequence[Sequence[Block]], phase: str, state: str, st
 
 def _alpha_panel(ax: Axes, block: Block, phase: str, state: str, styles: dict[str, Look]) -> None:
     """Draw one place: a line for each measured mechanism, and crosses at the foot for its diverged runs."""
-    count, medians = counted(block.study, phase, state), _medians(block, phase, state)
+    count, medians = count_stable_steps(block.study, phase, state), _medians(block, phase, state)
     lrs = sorted(set(block.study.runs["lr"]))
     lr_axis(ax, lrs, most=4)
     ax.set_yscale("log")

@@ -88,10 +88,10 @@ def blocks(studies: Iterable[Study]) -> list[Block]:
     places: dict[tuple[str, str], dict[str, list[Study]]] = {}
     for study in studies:
         if not reason_to_leave_out(study):
-            for name, part in _by_size(study):
+            for name, part in _split_by_size(study):
                 places.setdefault((modality(study), name), {}).setdefault(_task(part), []).append(part)
     found = [
-        Block(kind, name, merged(parts), tuple(dict.fromkeys(part.name for part in parts)), len(tasks) > 1)
+        Block(kind, name, merge(parts), tuple(dict.fromkeys(part.name for part in parts)), len(tasks) > 1)
         for (kind, name), tasks in places.items()
         for parts in tasks.values()
     ]
@@ -112,7 +112,7 @@ def _rank(block: Block) -> tuple[int, str, float, str]:
     return place, block.modality, count, block.label
 
 
-def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
+def _split_by_size(study: Study) -> Iterator[tuple[str, Study]]:
     """Yield a study's parts by model size, without the size in series' names."""
     sizes = study.runs["model"].map(size)
     for name in dict.fromkeys(sizes):
@@ -120,10 +120,10 @@ def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
             yield name, study
         else:
             runs = study.runs[sizes == name].reset_index(drop=True)
-            yield name, replace(study, runs=naming.with_series(runs, study.study))
+            yield name, replace(study, runs=naming.name_series(runs, study.study))
 
 
-def merged(studies: Sequence[Study]) -> Study:
+def merge(studies: Sequence[Study]) -> Study:
     """Return one place's studies as one; a run shared by several is counted once.
 
     A series of several studies gets its study's name, because they may differ in a setting without a column.
@@ -136,11 +136,11 @@ def merged(studies: Sequence[Study]) -> Study:
     told = holders > 1
     runs["series"] = runs["series"].where(~told, runs["series"] + " (" + runs["of"] + ")")
     first, *others = studies
-    tables = {name: _joined([getattr(each, name) for each in studies]) for name in ("curvature", "curves")}
+    tables = {name: _join([getattr(each, name) for each in studies]) for name in ("curvature", "curves")}
     return replace(first, name=" and ".join(each.name for each in (first, *others)), runs=runs, **tables)
 
 
-def _joined(frames: Sequence[Frame]) -> Frame:
+def _join(frames: Sequence[Frame]) -> Frame:
     """Concatenate tables; a run's rows are from the first table that has them."""
     known: set[str] = set()
     own = []
@@ -151,7 +151,7 @@ def _joined(frames: Sequence[Frame]) -> Frame:
     return pd.concat(filled, ignore_index=True) if filled else frames[0]
 
 
-def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
+def group_by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
     """Group the places into the grid's columns."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
@@ -159,13 +159,13 @@ def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
     return found
 
 
-def all_runs(blocks: Sequence[Block]) -> Study:
+def join_runs(blocks: Sequence[Block]) -> Study:
     """Return all the grid's runs in one study, for a common order and look."""
     runs = pd.concat([block.study.runs for block in blocks], ignore_index=True)
     return replace(blocks[0].study, runs=runs)
 
 
-def told_once(by_place: dict[str, str]) -> str:
+def join_texts(by_place: dict[str, str]) -> str:
     """Return the places' text once if all are equal, else each after its places."""
     texts = {text: [place for place, each in by_place.items() if each == text] for text in by_place.values() if text}
     if len(texts) == 1 and len(next(iter(texts.values()))) == len(by_place):

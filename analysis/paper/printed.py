@@ -24,12 +24,12 @@ NOTE = (
 
 def nll(block: Block, component: str = "") -> Frame:
     """Return a place's printed NLLs; ``component``: "sequence" or "structure" of a protein, "" for the whole."""
-    return _of(published.NLL, block).query("component == @component")
+    return _select(published.NLL, block).query("component == @component")
 
 
 def has_nll(block: Block) -> bool:
     """Return whether the paper prints a place's NLLs."""
-    return len(_of(published.NLL, block)) > 0
+    return len(_select(published.NLL, block)) > 0
 
 
 def mechanism_of(series: str) -> str:
@@ -49,12 +49,12 @@ def alpha_max(block: Block, phase: str, state: str) -> Frame:
         phase: terminal or earliest; no rows for others.
         state: "paper"; no rows for others.
     """
-    table = _of(published.ALPHA_MAX, block)
+    table = _select(published.ALPHA_MAX, block)
     known = state == "paper" and phase in (TERMINAL, EARLIEST)
     return table[(table["phase"] == phase) & known]
 
 
-def _of(source: published.Source, block: Block) -> Frame:
+def _select(source: published.Source, block: Block) -> Frame:
     table = published.numbers(source)
     return table[(table["modality"] == block.modality) & (table["size"] == block.size)]
 

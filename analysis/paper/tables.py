@@ -13,16 +13,23 @@ import numpy as np
 from analysis.drawing.tables import chunks, guarded_note, narrow, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULE, POSITIVE, REAL
-from analysis.numbers.step_shares import LAST, PHASES, counted, phases_and_states, recorded, shown_series
+from analysis.numbers.step_shares import (
+    LAST,
+    PHASES,
+    count_stable_steps,
+    phases_and_states,
+    recorded_steps,
+    series_with_results,
+)
 from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.paper import printed
-from analysis.paper.grid import Block, all_runs, modality_text, told_once
-from analysis.sections.alpha_tables import ALPHA_COLUMNS, CELLS, alpha_row, both_halves, counting_rule
+from analysis.paper.grid import Block, join_runs, join_texts, modality_text
+from analysis.sections.alpha_tables import ALPHA_COLUMNS, CELLS, alpha_row, counting_rule, make_table
 from analysis.sections.components import parts_of
 from analysis.sections.nll import best_rate, nll_cell
 from analysis.study import wording
 from analysis.study.load import Frame, phase_rank
-from analysis.study.protocol import base_rates, state_text, stated_in
+from analysis.study.protocol import base_rates, describe_protocol_in, state_text
 from analysis.words import count_range, lr_text
 
 WIDE = 6  # largest number of columns with an interval on one line
@@ -35,7 +42,7 @@ def nll_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
 
     Further rates continue in another table.
     """
-    columns = [VALIDATION, *([GENERATIVE] if any(_scored(block) for block in blocks) else [])]
+    columns = [VALIDATION, *([GENERATIVE] if any(_has_one_oracle(block) for block in blocks) else [])]
     lrs = sorted({float(lr) for block in blocks for lr in block.study.runs["lr"]})
     room = RATES_BESIDE if len(columns) > 1 else RATES_ALONE
     if len(lrs) > room and len(blocks) > 1:
@@ -50,7 +57,7 @@ def oracles(block: Block) -> list[str]:
     return sorted({name or "not recorded" for name in runs.loc[np.isfinite(runs["gen_nll"]), "gen_oracle"]})
 
 
-def _scored(block: Block) -> bool:
+def _has_one_oracle(block: Block) -> bool:
     return len(oracles(block)) == 1
 
 
@@ -74,21 +81,23 @@ def _table(
 
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     """Return the cells' meaning, the oracle, and the data; once for all sizes if equal."""
-    units = told_once({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
+    units = join_texts({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
         "--: no run, or none with a result."
     )
     if len(columns) > 1:
-        names = {block.label: f"oracle {name}." for block in blocks if _scored(block) for name in oracles(block)}
-        text += f" Generative NLL: {told_once(names)} A low one is no proof of good samples: repetition scores low."
+        names = {
+            block.label: f"oracle {name}." for block in blocks if _has_one_oracle(block) for name in oracles(block)
+        }
+        text += f" Generative NLL: {join_texts(names)} A low one is no proof of good samples: repetition scores low."
     several = [block.label for block in blocks if len(oracles(block)) > 1]
     text += f" Scored by several oracles, and left to their own reports: {', '.join(several)}." if several else ""
     if any(map(printed.has_nll, blocks)):
         text += f" {printed.NOTE}"
-    guarded = told_once({block.label: guarded_note(block.study).strip() for block in blocks})
-    sources = told_once({block.label: source(block.study) for block in blocks})
+    guarded = join_texts({block.label: guarded_note(block.study).strip() for block in blocks})
+    sources = join_texts({block.label: source(block.study) for block in blocks})
     return " ".join(filter(None, (text, guarded, sources)))
 
 
@@ -131,7 +140,7 @@ def _series_rows(
 def _cells(block: Block, series: str, part: str, lrs: Sequence[float], whole: str) -> list[Cell]:
     """Return one half of a row; generations scored by several oracles have no common number."""
     column, runs = f"{whole}_{part}" if part else whole, block.study.of(series)
-    if (whole == GENERATIVE and not _scored(block)) or column not in runs:
+    if (whole == GENERATIVE and not _has_one_oracle(block)) or column not in runs:
         return [Cell("--")] * len(lrs)
     best = best_rate(block.study, series, column)
     scale = POSITIVE if whole == GENERATIVE or part else REAL  # same scale as in a single study's tables
@@ -141,7 +150,7 @@ def _cells(block: Block, series: str, part: str, lrs: Sequence[float], whole: st
 Measured = tuple[str, str]  # phase and state
 
 
-def measured(blocks: Sequence[Block]) -> list[Measured]:
+def list_measured(blocks: Sequence[Block]) -> list[Measured]:
     """Return the places' measured phases and states: terminal before earliest, paper before checkpoint.
 
     Last checkpoints of runs with an early end are left to the studies' reports: their steps all differ.
@@ -154,7 +163,7 @@ def alpha_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
     """Return one modality's tables: one for each phase, state and at most four mechanisms."""
     return [
         _alpha_table(modality, blocks, pair, series)
-        for pair in measured(blocks)
+        for pair in list_measured(blocks)
         for series in chunks(_series(blocks, pair), ALPHA_COLUMNS)
         if series
     ]
@@ -162,37 +171,43 @@ def alpha_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
 
 def _series(blocks: Sequence[Block], pair: Measured) -> list[str]:
     """Return the series with a result in some place, in a single report's order."""
-    found = {name for block in blocks for name in shown_series(block.study, counted(block.study, *pair))}
-    return [name for name in all_runs(blocks).series if name in found]
+    found = {
+        name for block in blocks for name in series_with_results(block.study, count_stable_steps(block.study, *pair))
+    }
+    return [name for name in join_runs(blocks).series if name in found]
 
 
 def _alpha_table(modality: str, blocks: Sequence[Block], pair: Measured, series: tuple[str, ...]) -> Table:
     phase, state = pair
-    shown = [block for block in blocks if set(shown_series(block.study, counted(block.study, *pair))) & set(series)]
+    shown = [
+        block
+        for block in blocks
+        if set(series_with_results(block.study, count_stable_steps(block.study, *pair))) & set(series)
+    ]
     rows = [row for block in shown for row in _alpha_rows(block, pair, series)]
     title = (
         f"{modality_text(modality)}: median α_max and % stable steps, {state_text(state)}, {PHASES.get(phase, phase)}"
     )
-    return both_halves(title, _alpha_caption(shown, pair, series), series, tuple(rows))
+    return make_table(title, _alpha_caption(shown, pair, series), series, tuple(rows))
 
 
 def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str]) -> str:
     """Return a single report's caption, once for all places if equal."""
     told: dict[str, list[str]] = {}
     for block in blocks:
-        rows = recorded(block.study, *pair)
+        rows = recorded_steps(block.study, *pair)
         shown = rows[rows["series"].isin(series)]
         rule = counting_rule(block.study, rows, pair[0])
-        told[block.label] = [rule + ".", stated_in(block.study, shown, pair[1]) + base_rates(block.study)]
-    rules, protocols = (told_once({size: texts[index] for size, texts in told.items()}) for index in (0, 1))
+        told[block.label] = [rule + ".", describe_protocol_in(block.study, shown, pair[1]) + base_rates(block.study)]
+    rules, protocols = (join_texts({size: texts[index] for size, texts in told.items()}) for index in (0, 1))
     note = f" {printed.NOTE}" if any(len(printed.alpha_max(block, *pair)) for block in blocks) else ""
-    sources = told_once({block.label: source(block.study) for block in blocks})
+    sources = join_texts({block.label: source(block.study) for block in blocks})
     return f"{CELLS}; survivors: the share without runs that diverged. {rules}{note} {protocols} {sources}"
 
 
 def _alpha_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[tuple[Cell, ...]]:
     """Return one size's rows: its name, then each learning rate's and, if printed, the paper's."""
-    rows, count = recorded(block.study, *pair), counted(block.study, *pair)
+    rows, count = recorded_steps(block.study, *pair), count_stable_steps(block.study, *pair)
     count = count[count["series"].isin(series)]
     counts = count_range(block.study.runs["num_params"])
     head = [(Cell(f"Size = {block.label}", f"{counts} parameters", True), *(Cell(""),) * (2 * len(series)))]

@@ -21,7 +21,7 @@ from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text, plural, short_count, value_text
+from analysis.words import join_words, lr_text, plural, short_count, value_text
 from stability.runs.words import Words
 
 # Column headings of the paper's Table 9; other settings have their own name. In the paper, raising any of the three
@@ -173,7 +173,7 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
 
 
 def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
-    settings = listed(f"{group.setting}={value_text(group.base_value)}" for group in groups)
+    settings = join_words(f"{group.setting}={value_text(group.base_value)}" for group in groups)
     chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
     rule = INTERVAL_RULE.replace("Second line", "Below")
     return (

@@ -18,7 +18,7 @@ from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
 from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, printed
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
@@ -40,7 +40,7 @@ def applies(study: Study) -> bool:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    said = pieces.boxed(directions(study))
+    said = pieces.box(directions(study))
     return pieces.heading("One setting at a time") + shown(ablation_tables(study)) + pictures(drawn) + said
 
 
@@ -121,4 +121,4 @@ def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> No
     ax.set_xlabel(group.heading)
 
 
-SECTION = Section(body, applies, figures, printed(ablation_tables, directions))
+SECTION = Section(body, applies, figures, make_printer(ablation_tables, directions))

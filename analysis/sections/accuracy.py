@@ -15,8 +15,8 @@ from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
-from analysis.sections.nll import NLL_COLUMNS, finished, nll_cell, width_cell
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, printed
+from analysis.sections.nll import NLL_COLUMNS, nll_cell, select_finished, width_cell
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -28,15 +28,15 @@ CAPTION = (
 )
 
 
-def validated(study: Study) -> ShareWords | None:
+def share_words(study: Study) -> ShareWords | None:
     """Return the words of the share; None if no run ended with one."""
     share = wording.words(study).share
-    return share if share is not None and len(finished(study.runs, share.column)) else None
+    return share if share is not None and len(select_finished(study.runs, share.column)) else None
 
 
 def accuracy_tables(study: Study) -> list[Table]:
     """Return the share in per cent (median, interval, n), learning rate × mechanism."""
-    share = validated(study)
+    share = share_words(study)
     return [] if share is None else [_table(study, series, share) for series in chunks(study.series, NLL_COLUMNS)]
 
 
@@ -44,7 +44,7 @@ def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
     """Return the table of a share in per cent: a row for each learning rate, a column for each series."""
     column = share.column
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
-    medians = {name: finished(study.of(name), column).groupby("lr")[column].median() for name in series}
+    medians = {name: select_finished(study.of(name), column).groupby("lr")[column].median() for name in series}
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
     form = (column, SHARE, _percent)
     rows = [
@@ -64,8 +64,8 @@ def _percent(value: float) -> str:
 
 def window_table(study: Study) -> Table | None:
     """Return each series' window of the share beside its stable window; None below two learning rates."""
-    share = validated(study)
-    if share is None or finished(study.runs, share.column)["lr"].nunique() < 2:
+    share = share_words(study)
+    if share is None or select_finished(study.runs, share.column)["lr"].nunique() < 2:
         return None
     kept, stable = share_windows(study, share.column), windows(study)
     rows = tuple(_window_row(study, share, kept[name], stable[name]) for name in study.series)
@@ -84,7 +84,7 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
     by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
     if kept.median is None:
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
-    runs = finished(study.of(kept.series), share.column)
+    runs = select_finished(study.of(kept.series), share.column)
     best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column], SHARE)
     name, best_cell = Cell(kept.series), Cell(_percent(best.median), best.detail(_percent))
     return (name, Cell(lr_text(kept.median.best_lr)), best_cell, width_cell(kept), by_nll)
@@ -92,10 +92,10 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
 
 def figures(study: Study) -> Figures:
     """Draw the share if known at several learning rates, named like its column."""
-    share = validated(study)
+    share = share_words(study)
     if share is None:
         return {}
-    runs = finished(study.runs, share.column)
+    runs = select_finished(study.runs, share.column)
     caption = CAPTION.format(of=share.of, nll=wording.words(study).nll)
     drawn = {share.column.removeprefix("val_"): Captioned(_figure(study, runs, share), caption)}
     return drawn if runs["lr"].nunique() > 1 else {}
@@ -120,7 +120,7 @@ def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
 
 
 def applies(study: Study) -> bool:
-    return is_of_rates(study) and validated(study) is not None
+    return is_of_rates(study) and share_words(study) is not None
 
 
 def _all_tables(study: Study) -> list[Table]:
@@ -129,9 +129,9 @@ def _all_tables(study: Study) -> list[Table]:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    share = validated(study)
+    share = share_words(study)
     assert share is not None, "it applies"
     return heading(share.name.capitalize()) + pictures(drawn) + shown(_all_tables(study))
 
 
-SECTION = Section(body, applies, figures, printed(_all_tables))
+SECTION = Section(body, applies, figures, make_printer(_all_tables))

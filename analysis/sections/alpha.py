@@ -19,22 +19,22 @@ from analysis.drawing.typeset import Table
 from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import (
     DIVERGED,
-    counted,
-    drawn_phases,
+    count_stable_steps,
     finite_median,
     phases_and_states,
-    recorded,
-    shown_series,
+    phases_to_draw,
+    recorded_steps,
+    series_with_results,
 )
 from analysis.sections.alpha_along_step import CAPTION as ALONG_CAPTION
 from analysis.sections.alpha_along_step import EXPLAINED, NAME, step_figure
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
-from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
 from analysis.study.load import Frame, Study
-from analysis.study.protocol import NOT_DEFINED, base_rates, state_text, states_explained, undefined_states
+from analysis.study.protocol import NOT_DEFINED, base_rates, explain_undefined_states, state_text, states_explained
 from analysis.study.step_terms import step_terms, terms_in_brief
-from analysis.words import plural, wrapped
+from analysis.words import plural, wrap
 
 TITLE = "Maximum stable learning rate α_max along the optimizer's step"
 MOST_VECTOR_POINTS = 2000  # per panel; more are rasterized, because a PDF with megabytes of vectors renders slowly
@@ -53,9 +53,11 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
     [] if this phase has no recorded step, e.g. every run diverged before it.
     """
-    rows = recorded(study, phase)
-    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
-    shown = {name for count in counts.values() for name in shown_series(study, count)}
+    rows = recorded_steps(study, phase)
+    counts = {
+        state: count_stable_steps(study, phase, state) for each, state in phases_and_states(study) if each == phase
+    }
+    shown = {name for count in counts.values() for name in series_with_results(study, count)}
     present = [name for name in study.series if name in shown]
     if not present or rows.empty:
         return []
@@ -77,8 +79,8 @@ def row_figure(study: Study) -> tuple[Figure, str] | None:
     phase = measured[0][0]
     states = [state for each, state in measured if each == phase]
     state = OWN_STATE if OWN_STATE in states else states[0]
-    rows, count = recorded(study, phase, state), counted(study, phase, state)
-    present = [name for name in study.series if name in shown_series(study, count)][:PANELS_PER_ROW]
+    rows, count = recorded_steps(study, phase, state), count_stable_steps(study, phase, state)
+    present = [name for name in study.series if name in series_with_results(study, count)][:PANELS_PER_ROW]
     if not present or rows.empty:
         return None
     of_shown = count[count["series"].isin(present)]
@@ -88,7 +90,7 @@ def row_figure(study: Study) -> tuple[Figure, str] | None:
 
 
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
-    """Draw one figure, a row for each state and a column for each series; ``counts`` has `counted` by state."""
+    """Draw one figure, a row for each state, a column for each series; ``counts``: `count_stable_steps` by state."""
     states = list(counts)
     figure = Figure(
         figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)),
@@ -104,7 +106,7 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
             count = counts[state]
             _panel(ax, part, count[count["series"] == name], styles[name], lrs, limits)
             if line == 0:
-                ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+                ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
         grid[line, 0].set_ylabel(f"{state_text(state)}\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
         ax.set_xlabel("learning rate α")
@@ -129,7 +131,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
     ends = np.array(ax.get_xlim())
     ax.fill_between(ends, ends, limits[1], color="#f2f5f0", zorder=0, linewidth=0)
     ax.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=2)
-    _diverged_counts(ax, count, style)
+    _mark_diverged(ax, count, style)
     if part.empty:
         if (count["outcome"] == DIVERGED).any():
             return
@@ -146,7 +148,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
     _edge_counts(ax, part, style)
 
 
-def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
+def _mark_diverged(ax: Axes, count: Frame, style: Look) -> None:
     """Mark rates with diverged runs by a filled cross and k/n: these have no α_max."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for lr, runs in count.groupby("run_lr"):
@@ -197,18 +199,18 @@ def figures(study: Study) -> Figures:
         if found is None
         else {NAME: Captioned(found[1], ALONG_CAPTION.format(series=found[0]) + terms_in_brief(study))}
     )
-    return along | by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
+    return along | draw_by_phase(study, "alpha", phases_to_draw(study), alpha_figures, CAPTION + terms_in_brief(study))
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     """Return the tables of ``phases`` without details, and a sentence on undefined states."""
-    absent = undefined_states(study)
+    absent = explain_undefined_states(study)
     return [*(table.text(details=False) for table in alpha_tables(study, phases)), *([absent] if absent else [])]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
     head = heading(TITLE)
-    absent = undefined_states(study)
+    absent = explain_undefined_states(study)
     if not phases_and_states(study):
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
@@ -223,7 +225,7 @@ def state_ratio(study: Study) -> str:
 
     Median over runs with finite medians of both.
     """
-    rows = recorded(study, "terminal")
+    rows = recorded_steps(study, "terminal")
     finite = rows[np.isfinite(rows["alpha_max"])]
     medians = finite.groupby(["run_id", "state"])["alpha_max"].median().unstack()
     if not {"paper", "checkpoint"} <= set(medians.columns):

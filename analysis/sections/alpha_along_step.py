@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, looks
 from analysis.numbers.kinds import OWN_STATE
-from analysis.numbers.step_shares import TERMINAL, recorded
+from analysis.numbers.step_shares import TERMINAL, recorded_steps
 from analysis.numbers.windows import windows
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text, power
@@ -37,7 +37,7 @@ def typical_steps(study: Study, series: str) -> Frame:
     Returns:
         ``run_lr lr slope curvature alpha_max``, one row per rate; fewer if rates coincide.
     """
-    rows = recorded(study, TERMINAL, OWN_STATE)
+    rows = recorded_steps(study, TERMINAL, OWN_STATE)
     rows = rows[(rows["series"] == series) & np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     rows, best = rows.sort_values("alpha_max"), windows(study)[series].median
     rates = sorted(set(rows["run_lr"]))

@@ -20,23 +20,23 @@ from analysis.numbers.step_shares import (
     MEASURED,
     PHASES,
     RULE,
-    counted,
+    count_stable_steps,
     finite_median,
     notes,
     phases_and_states,
     planned_count,
-    recorded,
+    recorded_steps,
+    series_with_results,
+    series_without_alpha,
     share,
-    shown_series,
     stable_steps,
-    undefined_series,
-    undefined_steps,
+    steps_without_alpha,
 )
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.protocol import NOT_DEFINED, base_rates, state_text, stated, stated_in
+from analysis.study.protocol import NOT_DEFINED, base_rates, describe_protocol, describe_protocol_in, state_text
 from analysis.study.step_terms import terms_in_brief
-from analysis.words import count_range, listed, lr_text, plural, power
+from analysis.words import count_range, join_words, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
 PALE = (
@@ -73,14 +73,14 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
 @once_per_study
 def _tables_of(study: Study, phase: str, state: str) -> list[Table]:
     """Return the tables of one phase and state, at most four series in each."""
-    rows, count = recorded(study, phase, state), counted(study, phase, state)
+    rows, count = recorded_steps(study, phase, state), count_stable_steps(study, phase, state)
     return [_alpha_table(study, rows, count, phase, state, part) for part in _columns(study, count)]
 
 
 def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
     """Return the series of each table; a table needs one measured series, the others may be undefined."""
-    result = shown_series(study, count)
-    named = [name for name in study.series if name in {*result, *undefined_series(study, count)}]
+    result = series_with_results(study, count)
+    named = [name for name in study.series if name in {*result, *series_without_alpha(study, count)}]
     return [part for part in chunks(named, ALPHA_COLUMNS) if set(part) & set(result)]
 
 
@@ -96,9 +96,9 @@ def _lost(shown: Frame) -> str:
     )
 
 
-def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
+def _undefined_text(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
     """Return the number of further steps without α_max as text; "" for none."""
-    rows = undefined_steps(study, phase, state)
+    rows = steps_without_alpha(study, phase, state)
     number = int(rows["series"].isin(series).sum())
     left = f", {plural(number, 'further step')} left out in which the optimizer did not move"
     return f"{left}, so that α_max is not defined" if number else ""
@@ -109,17 +109,17 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
 
     The caption names lost, undefined and unmeasured steps.
     """
-    undefined = undefined_series(study, count)
-    known = set(count["series"]) - {*shown_series(study, count), *undefined}
+    undefined = series_without_alpha(study, count)
+    known = set(count["series"]) - {*series_with_results(study, count), *undefined}
     unmeasured = [name for name in study.series if name in known]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
     of_rate, nothing = dict(iter(shown[["series", "alpha_max", "run_lr"]].groupby("run_lr"))), shown.iloc[:0]
     body = tuple(alpha_row(of_rate.get(lr, nothing), count[count["run_lr"] == lr], lr, series) for lr in lrs)
-    lost, rule = _lost(shown) + _undefined(study, phase, state, series), counting_rule(study, rows, phase)
-    how = stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study)
-    absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
-    absent += f" Not defined here: {listed(undefined)}." if undefined else ""
+    lost, rule = _lost(shown) + _undefined_text(study, phase, state, series), counting_rule(study, rows, phase)
+    how = describe_protocol_in(study, shown, state) + base_rates(study) + terms_in_brief(study)
+    absent = f" Not measured at all: {join_words(unmeasured)}." if unmeasured else ""
+    absent += f" Not defined here: {join_words(undefined)}." if undefined else ""
     steps = f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
     pale = f"{PALE}. " if any(cell.pale for row in body for cell in row) else ""
     caption = (
@@ -132,12 +132,12 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
         "the share of steps with α_max above the training LR (bold: highest of the row); each cell over "
         f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
-        f"{pale}{rule}.{where_diverged(count, series)}{absent} {how}"
+        f"{pale}{rule}.{list_diverged(count, series)}{absent} {how}"
     )
-    return replace(both_halves(title, caption, series, body), brief=brief)
+    return replace(make_table(title, caption, series, body), brief=brief)
 
 
-def both_halves(title: str, caption: str, series: Sequence[str], body: tuple[tuple[Cell, ...], ...]) -> Table:
+def make_table(title: str, caption: str, series: Sequence[str], body: tuple[tuple[Cell, ...], ...]) -> Table:
     """Return a table of rows from `alpha_row`, or as wide.
 
     Args:
@@ -166,7 +166,7 @@ def counting_rule(study: Study, rows: Frame, phase: str) -> str:
     )
 
 
-def where_diverged(count: Frame, series: Sequence[str]) -> str:
+def list_diverged(count: Frame, series: Sequence[str]) -> str:
     """List diverged runs by series and rate, for a caption; "" for none.
 
     E.g. ``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``
@@ -180,7 +180,7 @@ def where_diverged(count: Frame, series: Sequence[str]) -> str:
             if (outcomes == DIVERGED).any()
         }
         found += [
-            f"{name} {text} at {listed(lr_text(lr) for lr, each in numbers.items() if each == text)}"
+            f"{name} {text} at {join_words(lr_text(lr) for lr, each in numbers.items() if each == text)}"
             for text in dict.fromkeys(numbers.values())
         ]
     return f" Diverged: {'; '.join(found)}." if found else ""
@@ -191,7 +191,7 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
 
     Args:
         rows: recorded steps at the rate.
-        count: `counted` runs at the rate.
+        count: runs of `count_stable_steps` at the rate.
         lr: the learning rate.
         series: the columns.
     """
@@ -199,11 +199,11 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
     shares = [share(part) for _, part in parts]
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)
     cells = [*(_median_cell(*part, lr) for part in parts), *(share_cell(part, top) for _, part in parts)]
-    nothing = [learned_nothing(part) for _, part in parts] * 2
+    nothing = [is_untrained(part) for _, part in parts] * 2
     return (Cell(lr_text(lr)), *(_pale(cell) if pale else cell for cell, pale in zip(cells, nothing, strict=True)))
 
 
-def learned_nothing(count: Frame) -> bool:
+def is_untrained(count: Frame) -> bool:
     """Return whether at least half of the measured runs are no better than the baseline of frequencies."""
     measured = count[count["outcome"] == MEASURED]
     return len(measured) > 0 and bool((measured["status"] == "plateaued").mean() >= 0.5)
@@ -248,7 +248,7 @@ def share_cell(count: Frame, top: float = math.nan) -> Cell:
 
 def last_table(study: Study) -> Table | None:
     """Return a row for each measured last checkpoint before an early stop; None without any."""
-    rows = recorded(study, LAST)
+    rows = recorded_steps(study, LAST)
     if rows.empty:
         return None
     states = [state for phase, state in phases_and_states(study) if phase == LAST]
@@ -259,7 +259,8 @@ def last_table(study: Study) -> Table | None:
         "No terminal checkpoints: each is the last that a run left before it diverged or stopped, at the step "
         "named, and says what the curvature was there. In the tables of terminal checkpoints these runs count as 0 "
         "% stable. Median of the finite α_max (bold: above the training LR) and share of recorded steps with α_max "
-        f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)}"
+        f"above the training LR in %, below it n, the steps. {describe_protocol(rows)}{base_rates(study)}"
+        f"{terms_in_brief(study)}"
     )
     header = ("mechanism", "LR", "seed", "last checkpoint", "end", *("median α_max", "% stable") * len(states))
     groups = (("", 5), *((state_text(state), 2) for state in states))

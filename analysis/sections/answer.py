@@ -23,7 +23,7 @@ from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
-from analysis.words import listed, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
 MOST_ROWS = 8  # of a study of many series
@@ -97,16 +97,16 @@ def title(study: Study) -> str:
     reached = {name: each for name, each in uppers.items() if not each.is_empty}
     never = [name for name in trained if name not in reached]
     if not reached:
-        return f"{question} {limit}? {listed(never)} never come so close"
+        return f"{question} {limit}? {join_words(never)} never come so close"
     groups: dict[tuple[float, str], list[str]] = {}
     for name in sorted(reached, key=lambda name: reached[name].high.lr):
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
     parts = [f"{_list_or_count(names)} to {place}" for (_, place), names in groups.items()]
-    return f"{question} {limit}? {listed(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
+    return f"{question} {limit}? {join_words(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
 
 
 def _list_or_count(names: Sequence[str]) -> str:
-    return listed(names) if len(names) <= NAMED else f"{len(names)} mechanisms"
+    return join_words(names) if len(names) <= NAMED else f"{len(names)} mechanisms"
 
 
 def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
@@ -125,15 +125,15 @@ def _title_of_one_rate(study: Study) -> str:
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
     if len(found) == 1:
         name = study.series[0]
-        said = f"NLL {known[0][0]:.3f}" if known else _why_not(study, name, found[name])
+        said = f"NLL {known[0][0]:.3f}" if known else _explain_title(study, name, found[name])
         return f"How well does {name} learn {place}? {said}"
     ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
-    said = f"{listed(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
+    said = f"{join_words(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
     return f"Which has the lowest NLL {place}? {said if ranked else 'None has learned anything'}"
 
 
-def _why_not(study: Study, name: str, found: Window | None) -> str:
-    return _why_none(study, name) if found is None else "It learned nothing"
+def _explain_title(study: Study, name: str, found: Window | None) -> str:
+    return _explain_absence(study, name) if found is None else "It learned nothing"
 
 
 def _is_idle(study: Study, series: str, found: Window) -> bool:
@@ -240,7 +240,7 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
     series, found = numbers.series, windows(study)[numbers.series].median
     last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_time(numbers)))
     if found is None:
-        return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_why_none(study, series)), *last)
+        return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
     nll = nll_spread(outcomes(study, series).loc[found.best_lr], study.of(series))
     nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
     if _is_idle(study, series, found):  # its window would be the widest of all
@@ -280,7 +280,7 @@ def _step_time(numbers: Numbers) -> str:
     return f"{1000 * spread.median:.3g} ms" if spread.n else "--"
 
 
-def _why_none(study: Study, series: str) -> str:
+def _explain_absence(study: Study, series: str) -> str:
     runs = study.of(series)
     if (runs["status"] == "diverged").all():
         return "every run diverged"
@@ -302,7 +302,7 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         found: the window of its median NLL; None without a finite run.
     """
     if found is None:
-        return _why_none(study, series)
+        return _explain_absence(study, series)
     baseline = _baseline(study, series)
     seeds = plural(int(outcomes(study, series).loc[found.best_lr].notna().sum()), "seed")
     if found.best_nll >= baseline:

@@ -15,11 +15,11 @@ from analysis.drawing.marks import PANELS_PER_ROW, say_instead
 from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.spectrum_figures import shown
+from analysis.sections.spectrum_figures import spectrum_rows_of
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import state_text
-from analysis.words import lr_text, wrapped
+from analysis.words import lr_text, wrap
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
 LRS_SHOWN = 3
@@ -43,7 +43,7 @@ def layer_of(block: str) -> str:
     return parts[1] if parts[0] == "blocks" and len(parts) > 1 else "ends"
 
 
-def with_kinds(rows: Frame) -> Frame:
+def add_kinds(rows: Frame) -> Frame:
     """Return `blocks` with kind, layer, and the shares in % of |uᵀHu|."""
     scale = 100 / rows["curvature"].abs().replace(0, np.nan)
     kinds, layers = rows["block"].map(part_of_model), rows["block"].map(layer_of)
@@ -67,7 +67,7 @@ def blocks_table(study: Study) -> Table | None:
     kinds = tuple(kind for kind in KINDS if kind in present)
     body = []
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
-        part = with_kinds(rows)
+        part = add_kinds(rows)
         detail = "\n".join(filter(None, (f"{phase}, {state_text(state)}, n={rows['run_id'].nunique()}", lost)))
         shares = medians(part, ["kind"])["percent"] if len(part) else {}
         by_run = part.groupby("run_id")[["percent", "own_percent"]].sum(min_count=1)
@@ -92,10 +92,10 @@ def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
     The state is the one of the other spectra's figures.
     """
-    rows = shown(study, "blocks", phase)
+    rows = spectrum_rows_of(study, "blocks", phase)
     if rows is None:
         return []
-    rows = with_kinds(rows)
+    rows = add_kinds(rows)
     present = [name for name in study.series if name in set(rows["series"])]
     lrs = sorted(set(rows["run_lr"]))
     chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:LRS_SHOWN]
@@ -112,7 +112,7 @@ def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
         for column, name in enumerate(series):
             _panel(grid[line, column], rows[(rows["series"] == name) & (rows["run_lr"] == lr)], layers, kinds)
             if line == 0:
-                grid[line, column].set_title(wrapped(name, 22), loc="left", fontweight="bold")
+                grid[line, column].set_title(wrap(name, 22), loc="left", fontweight="bold")
         grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\n% of $|u^\\top Hu|$")
     for ax in grid[-1]:
         ax.set_xlabel("layer")

@@ -9,8 +9,8 @@ import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
-from analysis.sections.nll import finished, nll_cell
-from analysis.sections.section import Section, is_of_rates, plain_body, printed
+from analysis.sections.nll import nll_cell, select_finished
+from analysis.sections.section import Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -31,7 +31,7 @@ def component_tables(study: Study) -> list[Table]:
     The validation NLL, then the generative one by each oracle.
     """
     return _tables(
-        study, study.runs, "val_nll", "NLL by component against learning rate", _of_validation(study)
+        study, study.runs, "val_nll", "NLL by component against learning rate", _validation_caption(study)
     ) + generative_component_tables(study)
 
 
@@ -41,14 +41,16 @@ def generative_component_tables(study: Study) -> list[Table]:
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
         found += _tables(
-            study, runs, "gen_nll", "Generative NLL by component against learning rate", _of_oracle(study, oracle)
+            study, runs, "gen_nll", "Generative NLL by component against learning rate", _oracle_caption(study, oracle)
         )
     return found
 
 
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
     """Return the tables of the total ``nll`` (a column) and its summands; ``about`` begins the caption."""
-    parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(finished(runs, column))}
+    parts = {
+        name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(select_finished(runs, column))
+    }
     if not parts:
         return []
     lrs, columns = sorted(set(runs["lr"])), {"Total": nll, **parts}
@@ -64,13 +66,13 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
     for name, column in columns.items():
         for series in present:
             own = runs[runs["series"] == series]
-            medians = finished(own, column).groupby("lr")[column].median()
+            medians = select_finished(own, column).groupby("lr")[column].median()
             best = medians.idxmin() if len(medians) else None
             rows.append((Cell(name), Cell(series), *(nll_cell(own, lr, best == lr, column, POSITIVE) for lr in lrs)))
     return tuple(rows)
 
 
-def _of_validation(study: Study) -> str:
+def _validation_caption(study: Study) -> str:
     """Return the start of the validation caption: units, averages, and the NLL of token frequencies."""
     words = wording.words(study)
     frequencies = {"total": "unigram_nll", **parts_of(study.runs, "unigram_nll")}
@@ -85,7 +87,7 @@ def _of_validation(study: Study) -> str:
     )
 
 
-def _of_oracle(study: Study, oracle: str) -> str:
+def _oracle_caption(study: Study, oracle: str) -> str:
     return (
         f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by itself: "
         "repetition scores low. Median over the seeds that were scored."
@@ -96,4 +98,4 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and bool(component_tables(study))
 
 
-SECTION = Section(plain_body("Components", component_tables), applies, tables=printed(component_tables))
+SECTION = Section(make_body("Components", component_tables), applies, tables=make_printer(component_tables))

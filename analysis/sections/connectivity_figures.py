@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from analysis.drawing.marks import entry
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.sections.layers import connectivity_table, slope
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body
 from analysis.study.load import Frame, Study
 
 CONNECTIVITY_CAPTION = (
@@ -111,7 +111,7 @@ def figures(study: Study) -> Figures:
     return {NAME: Captioned(connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
 
 
-BODY = plain_body(
+BODY = make_body(
     "What the layers do to their signal",
     lambda study: [connectivity_table(study.probes[NAME])] if NAME in study.probes else [],
 )

@@ -19,16 +19,22 @@ from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import Look, fitting_legend, looks, panels_width
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
-from analysis.numbers.step_shares import counted, drawn_phases, phases_and_states, recorded, shown_series
+from analysis.numbers.step_shares import (
+    count_stable_steps,
+    phases_and_states,
+    phases_to_draw,
+    recorded_steps,
+    series_with_results,
+)
 from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
 from analysis.sections.differences import differences_table
-from analysis.sections.section import Drawn, Figures, Section, by_phase, plain_body
+from analysis.sections.section import Drawn, Figures, Section, draw_by_phase, make_body
 from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
-from analysis.sections.steps import fallen_tables, sharpness_table
+from analysis.sections.steps import make_fallen_tables, sharpness_table
 from analysis.study.load import Column, Frame, Study
 from analysis.study.protocol import state_text
 from analysis.study.step_terms import terms_in_brief
-from analysis.words import lr_text, wrapped
+from analysis.words import lr_text, wrap
 
 Lines = dict[tuple[str, float, str], Column]
 STEPS_CAPTION = (
@@ -43,9 +49,13 @@ def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
     A panel per LR and state, a line per series; one figure for every four LRs; none without rows.
     """
-    rows = recorded(study, phase)
-    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
-    with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
+    rows = recorded_steps(study, phase)
+    counts = {
+        state: count_stable_steps(study, phase, state) for each, state in phases_and_states(study) if each == phase
+    }
+    with_result = {
+        state: count[count["series"].isin(series_with_results(study, count))] for state, count in counts.items()
+    }
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
     if not lrs or rows.empty:  # every run diverged before its checkpoint, as the tables report
         return []
@@ -66,7 +76,7 @@ def _medians(rows: Frame) -> Lines:
 def _step_figure(
     lines: Lines, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
 ) -> Figure:
-    """Draw one figure, a column per LR and a row per state; ``counts`` has `counted` by state."""
+    """Draw one figure, a column per LR and a row per state; ``counts`` has `count_stable_steps` by state."""
     states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
@@ -84,7 +94,7 @@ def _step_figure(
     for ax in grid[-1]:
         ax.set_xlabel("recorded step")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    handles = [entry(wrapped(name, 30), styles[name].color, linestyle=styles[name].dashes) for name in present]
+    handles = [entry(wrap(name, 30), styles[name].color, linestyle=styles[name].dashes) for name in present]
     handles += [entry("training LR $\\alpha$", **TRAINING), mark_entry("∞", "^", 3.5), mark_entry("0", "v", 3.5)]
     fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
     return figure
@@ -119,17 +129,17 @@ def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
 
 
 def figures(study: Study) -> Figures:
-    phases, terms = drawn_phases(study), terms_in_brief(study)
+    phases, terms = phases_to_draw(study), terms_in_brief(study)
     return {
-        **by_phase(study, "steps", phases, step_figures, STEPS_CAPTION + terms),
-        **by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION + terms),
-        **by_phase(study, "density", phases, density_figures, DENSITY_CAPTION),
-        **by_phase(study, "blocks", phases, block_figures, BLOCKS_CAPTION),
+        **draw_by_phase(study, "steps", phases, step_figures, STEPS_CAPTION + terms),
+        **draw_by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION + terms),
+        **draw_by_phase(study, "density", phases, density_figures, DENSITY_CAPTION),
+        **draw_by_phase(study, "blocks", phases, block_figures, BLOCKS_CAPTION),
     }
 
 
 def _tables(study: Study) -> list[Table | None]:
-    return [*fallen_tables(study), differences_table(study), sharpness_table(study), blocks_table(study)]
+    return [*make_fallen_tables(study), differences_table(study), sharpness_table(study), blocks_table(study)]
 
 
 def _brief(study: Study, drawn: Drawn) -> Pieces:
@@ -137,4 +147,4 @@ def _brief(study: Study, drawn: Drawn) -> Pieces:
     return shown([sharpness_table(study) or blocks_table(study)])
 
 
-SECTION = Section(plain_body("", _tables), figures=figures, brief=_brief)
+SECTION = Section(make_body("", _tables), figures=figures, brief=_brief)

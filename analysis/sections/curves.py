@@ -31,15 +31,15 @@ from analysis.drawing.pieces import Pieces, heading, paragraph
 from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, numbered, pictures
+from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, continuation_name, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text, wrapped
+from analysis.words import lr_text, wrap
 
 Key = tuple[str, float]  # series and rate
 Losses = TypeVar("Losses", Column, Frame)
 
 
-def smoothed(loss: Losses, width: int | None = None) -> Losses:
+def smooth(loss: Losses, width: int | None = None) -> Losses:
     """Return the centred running mean of each column over ``width`` steps (default: a twentieth of the run).
 
     Non-finite losses are left out, not averaged in.
@@ -61,7 +61,7 @@ def median_curves(rows: Frame, width: int) -> dict[Key, Frame]:
     # all runs at once: each column has a run's finite losses without gaps
     place = finite.groupby("run_id").cumcount()
     table = finite.assign(place=place).pivot(index="place", columns="run_id", values="loss")
-    means = smoothed(table, width).to_numpy()[place, table.columns.get_indexer(finite["run_id"])]
+    means = smooth(table, width).to_numpy()[place, table.columns.get_indexer(finite["run_id"])]
     lines = finite.assign(loss=means).pivot(index="step", columns="run_id", values="loss")
     runs = finite.groupby("run_id")[["series", "run_lr", "diverged", "step"]].last().loc[lines.columns]
     is_over = np.greater.outer(lines.index.to_numpy(), runs["step"].to_numpy()) & runs["diverged"].to_numpy(dtype=bool)
@@ -98,19 +98,19 @@ Limits = tuple[float, float]
 
 def figures(study: Study) -> Figures:
     """Draw ``curves`` (``curves-1``, … for many series) and ``curves-by-lr``; none without a recorded loss."""
-    rows, known = _logged(study)
+    rows, known = _read_logs(study)
     names = [name for name in study.series if name in known]
     if not names:
         return {}
     drawn, (*halves, whole) = _Curves.of(rows), _spans(rows)
-    parts = [_by_mechanism(study, drawn, part, halves) for part in chunks(names, SERIES_PER_FIGURE)]
-    found = {numbered(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
+    parts = [_draw_by_mechanism(study, drawn, part, halves) for part in chunks(names, SERIES_PER_FIGURE)]
+    found = {continuation_name(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
     if len(names) > 1 and rows["run_lr"].nunique() > 1:
-        found[BY_RATE] = Captioned(_by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
+        found[BY_RATE] = Captioned(_draw_by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
     return found
 
 
-def _logged(study: Study) -> tuple[Frame, set[str]]:
+def _read_logs(study: Study) -> tuple[Frame, set[str]]:
     """Return the logged steps with ``diverged``, and the series with a recorded loss."""
     rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
     rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
@@ -119,7 +119,7 @@ def _logged(study: Study) -> tuple[Frame, set[str]]:
 
 def row_figure(study: Study) -> Figure | None:
     """Draw one row of at most four panels, one per series, a line per rate; None without a recorded loss."""
-    rows, known = _logged(study)
+    rows, known = _read_logs(study)
     names = [name for name in study.series if name in known][:PANELS_PER_ROW]
     if not names:
         return None
@@ -132,7 +132,7 @@ def row_figure(study: Study) -> Figure | None:
                 _draw(ax, drawn, (name, lr), colors[lr], whole)
         ax.set_xlim(whole.start, whole.stop)
         ax.set_ylim(*whole.limits)
-        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+        ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
         ax.set_xlabel("step")
     axes[0].set_ylabel("loss (nats)")
     rate_legend(figure, colors, _marks(drawn.rows))
@@ -193,7 +193,7 @@ def _validation(rows: Frame, start: int, stop: int) -> Column:
     return rows.loc[(rows["step"] >= start) & (rows["step"] <= stop), "val_nll"]
 
 
-def _by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
+def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
     """Draw an early and a late panel for each series, one line per rate."""
     colors = lr_colors(study.runs["lr"])
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
@@ -217,7 +217,7 @@ def _by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Seq
     return figure
 
 
-def _by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Figure:
+def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Figure:
     """Draw a panel for each learning rate, a line for each series."""
     styles, lrs = looks(study), sorted(drawn.rows["run_lr"].unique())
     lines = -(-len(lrs) // RATES_PER_ROW)
@@ -246,7 +246,7 @@ def _limits(curves: dict[Key, Frame], span: tuple[int, int], validation: Column,
 
     Upper end: the lines' start if early, else their 90th percentile.
     """
-    known = [_within(line, *span)["median"].dropna() for line in curves.values()]
+    known = [_cut(line, *span)["median"].dropna() for line in curves.values()]
     known = [line for line in known if len(line)]
     if not known:
         return 0.0, 1.0
@@ -258,7 +258,7 @@ def _limits(curves: dict[Key, Frame], span: tuple[int, int], validation: Column,
     return low - 0.06 * room, high + 0.1 * room
 
 
-def _within(of_steps: Frame, start: int, stop: int) -> Frame:
+def _cut(of_steps: Frame, start: int, stop: int) -> Frame:
     return of_steps[(of_steps.index >= start) & (of_steps.index <= stop)]
 
 
@@ -267,11 +267,11 @@ def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | N
 
     Circles are validation medians, crosses the ends.
     """
-    shown = _within(span.curves[key], span.start, span.stop)
+    shown = _cut(span.curves[key], span.start, span.stop)
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)
     ax.fill_between(thin.index, thin["low"], thin["high"], color=color, alpha=0.16, linewidth=0, zorder=2)
-    checked = _within(drawn.validated.get(key, pd.Series(dtype=float)), span.start, span.stop)
+    checked = _cut(drawn.validated.get(key, pd.Series(dtype=float)), span.start, span.stop)
     ax.plot(
         checked.index, checked, "o", color=color, markerfacecolor="white", markersize=2.8, markeredgewidth=0.8, zorder=4
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.step_shares import counted, finite_median, phases_and_states, recorded
-from analysis.sections.steps import diverged_note, of_trained
+from analysis.numbers.step_shares import count_stable_steps, finite_median, phases_and_states, recorded_steps
+from analysis.sections.steps import diverged_note, drop_diverged
 from analysis.study.load import Column, Frame, Study
 from analysis.study.protocol import methods, state_text
 from analysis.study.step_terms import terms_in_brief
@@ -23,7 +23,7 @@ def verification(study: Study) -> str:
 
     One curvature per run and state is compared. Beyond `DOUBTFUL`, the text names the inaccurate one of the two.
     """
-    rows = of_trained(study, study.curvature)
+    rows = drop_diverged(study, study.curvature)
     if rows.empty:
         return "No step was recorded: every run that was to be measured diverged before its checkpoint."
     used = f"Methods: {methods(rows)}."
@@ -35,11 +35,11 @@ def verification(study: Study) -> str:
         f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences "
         f"of the gradient; relative error: median {power(float(np.median(checked['rel_error'])))}, largest "
         f"{power(float(worst['rel_error']))} (run {worst['run_id']}, {state_text(worst['state'])})."
-        f"{_which_erred(checked)}"
+        f"{_explain_errors(checked)}"
     )
 
 
-def _which_erred(checked: Frame) -> str:
+def _explain_errors(checked: Frame) -> str:
     """Describe the errors of difference and curvature against float64 over steps beyond `DOUBTFUL`; "" for none."""
     doubtful = checked[checked["rel_error"] > DOUBTFUL]
     judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
@@ -86,17 +86,17 @@ def relative_difference(exact: Column, other: Column) -> Column:
     return ((exact - other).abs() / larger.where(larger > 0, 1.0)).rename("difference")
 
 
-def other_sign(exact: Column, other: Column) -> Column:
+def find_other_sign(exact: Column, other: Column) -> Column:
     """Return a mask of rows with only one positive curvature: Eq. 18 gives a finite step for that one only."""
     return (exact > 0) != (other > 0)
 
 
 def differences_table(study: Study) -> Table | None:
     """Return a table with one row per phase, state and series; None if no step has both curvatures."""
-    rows = pairs(of_trained(study, study.with_run(study.curvature)))
+    rows = pairs(drop_diverged(study, study.with_run(study.curvature)))
     body = []
     for phase, state in phases_and_states(study):
-        of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
+        of_state, count = pairs(recorded_steps(study, phase, state)), count_stable_steps(study, phase, state)
         for name in (name for name in study.series if name in set(of_state["series"])):
             lost = diverged_note(count[count["series"] == name])
             body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state_text(state)}", lost))
@@ -124,7 +124,7 @@ def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:
     """Return one series' row: pairs, relative difference, opposite signs, and both median α_max and % stable."""
     exact, other = part["curvature"], part["parity_curvature"]
     difference, rate = relative_difference(exact, other), part["lr"].fillna(part["run_lr"])
-    signs = other_sign(exact, other)
+    signs = find_other_sign(exact, other)
     medians = [finite_median(part[column]) for column in ("alpha_max", "parity_alpha_max")]
     shares = [100 * (part[column] > rate).mean() for column in ("alpha_max", "parity_alpha_max")]
     return (
@@ -137,4 +137,4 @@ def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:
     )
 
 
-__all__ = ("differences_table", "verification", "other_sign", "pairs", "relative_difference")
+__all__ = ("differences_table", "verification", "find_other_sign", "pairs", "relative_difference")

@@ -22,9 +22,9 @@ from analysis.measures import LAYER, RATE, SERIES, Measure, Text, grid_table, ph
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, REAL, Spread
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
-from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, wrapped
+from analysis.words import join_words, wrap
 
 OWN, UNSCALED = "own", "unscaled"
 FIGURE, PDMM = "discrepancy", "pdmm"
@@ -149,7 +149,7 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
         _depth_panel(ax, rows[rows["series"] == name], colors)
-        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+        ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("discrepancy / values")
     rate_legend(figure, colors)
@@ -175,7 +175,7 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
 def figures(study: Study) -> Figures:
     """Draw ``discrepancy-<phase>-<number>``, and ``pdmm``; PDMM has no run and no data to name as a source."""
     phases = phases_of(study.probes[FIGURE]) if FIGURE in study.probes else []
-    made = by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
+    made = draw_by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
     if PDMM in study.probes:
         frame = study.probes[PDMM]
         caption = CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))
@@ -201,7 +201,7 @@ def hypothesis(study: Study) -> str:
     counts = [f"{found.count(word)} {said}" for word, said in _OUTCOMES.items() if word in found]
     return (
         f"Does attention's discrepancy fall with depth, as the paper supposes? Of {len(found)} pairs of mechanism "
-        f"and learning rate: {listed(counts)}."
+        f"and learning rate: {join_words(counts)}."
         if counts
         else ""
     )

@@ -13,7 +13,7 @@ from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, look
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import edges_of
 from analysis.sections.nll import nll_detail, nll_spread, nll_text
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body, printed
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -53,14 +53,14 @@ def edge_tables(study: Study) -> list[Table]:
         f"{found.resolution_decades:g} decades. ≥: still so at the largest rate tried; <: not even at the smallest; "
         "none: at no rate, and the smallest learned too little rather than diverged. Not at: rates below the edge "
         "that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution "
-        f"takes over the range that was tried. {_stopped(study)}"
+        f"takes over the range that was tried. {_stopped_text(study)}"
         + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "")
     )
     header = ("mechanism", "best LR", "NLL", "edge by verdict", "edge by NLL", "runs", "of a grid")
     return [Table("Best learning rates and edges of stability", caption, header, rows)]
 
 
-def _stopped(study: Study) -> str:
+def _stopped_text(study: Study) -> str:
     """Return the share of their steps that diverged runs completed, as text; "" if all."""
     diverged = study.runs[study.runs["status"] == "diverged"]["num_steps"]
     whole = study.runs["num_steps"].max()
@@ -169,4 +169,4 @@ def applies(study: Study) -> bool:
 
 
 TITLE = "Best learning rates and edges of stability"
-SECTION = Section(plain_body(TITLE, edge_tables, is_table_first=True), applies, figures, printed(edge_tables))
+SECTION = Section(make_body(TITLE, edge_tables, is_table_first=True), applies, figures, make_printer(edge_tables))

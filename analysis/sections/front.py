@@ -7,7 +7,7 @@ from collections.abc import Callable
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.drawing.pieces import PageBreak, Picture, Pieces, boxed, paragraph, small
+from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
@@ -20,7 +20,7 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import SPELLED
 from analysis.study.once import once_per_study
-from analysis.words import listed, lr_text, plural
+from analysis.words import join_words, lr_text, plural
 
 # Names of figures in order of preference.
 FIRST = ("nll", "optimizers", "ablation-0", "mixers", "edges")
@@ -57,19 +57,19 @@ def first_page(study: Study, find: Find) -> Pieces:
         study: the study.
         find: returns the first of the report's figures with one of some names.
     """
-    figure = _of_best_series(study, find(FIRST))
+    figure = _draw_best_series(study, find(FIRST))
     table: tuple[Table, ...] = (answer_table(study),)
     return (
-        paragraph(what_was_run(study))
+        paragraph(describe_runs(study))
         + ((figure,) if figure else ())
         + table
-        + boxed(sentences(study))
+        + box(sentences(study))
         + small(provenance_line(study))
         + (PageBreak(),)
     )
 
 
-def _of_best_series(study: Study, found: Picture | None) -> Picture | None:
+def _draw_best_series(study: Study, found: Picture | None) -> Picture | None:
     """Return the first page's figure with the table's series alone: of many, the appendix has the others."""
     shown = best_series(study)
     if found is None or found.name != NLL or len(shown) == len(study.series):
@@ -107,7 +107,7 @@ def _brief_figures(study: Study) -> tuple[tuple[Figure, str] | None, Figure | No
         return alpha.row_figure(study), curves.row_figure(study)
 
 
-def what_was_run(study: Study) -> str:
+def describe_runs(study: Study) -> str:
     """Return the sweep's size, its runs' ends, model, objective and data, and the mechanisms' full names."""
     runs, spec = study.runs, study.spec
     lrs, seeds, number = sorted(set(runs["lr"])), runs["seed"].nunique(), len(study.series)
@@ -116,7 +116,7 @@ def what_was_run(study: Study) -> str:
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = runs["status"].value_counts()
-    ended = listed(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
+    ended = join_words(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
     short = dict.fromkeys([*shown["mechanism"], *runs["objective"]])

@@ -14,10 +14,10 @@ from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.nll import NLL_COLUMNS, window_table
 from analysis.sections.nll_figures import nll_figure
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body, printed
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.words import count_range, listed, lr_text
+from analysis.words import count_range, join_words, lr_text
 from stability.printable import visible
 
 
@@ -45,7 +45,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     unit = wording.words(study).score.format(draws=count_range(shown["oracle_draws"]))
     kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
-    how = f"Sampler: {'; '.join(map(_in_words, kinds))}."
+    how = f"Sampler: {'; '.join(map(_settings_text, kinds))}."
     caption = (
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {unit}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
@@ -78,7 +78,7 @@ def _per_byte(study: Study, shown: Frame) -> str:
     return "; below it, where the oracle's tokens are no bytes, nats per byte"
 
 
-def _in_words(kind) -> str:
+def _settings_text(kind) -> str:
     """Describe the sampling settings, e.g. ``"top_prob, temperature 1"``."""
     steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
     contexts = f", contexts {kind.contexts}" if kind.contexts else ""
@@ -147,7 +147,7 @@ def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     )
     oracles = sorted(set(shown["oracle"]) - {""})
     scored = (
-        f"nll: {wording.words(study).of_sample.format(oracle=listed(oracles))}, of the whole sample. "
+        f"nll: {wording.words(study).of_sample.format(oracle=join_words(oracles))}, of the whole sample. "
         if oracles
         else "No oracle has scored them. "
     )
@@ -155,8 +155,8 @@ def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     how = sorted({f"{row.sampler}, temperature {row.temperature:g}" for row in shown.itertuples() if row.sampler})
     caption = (
         "The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed "
-        f"(seed{'s' * (len(seeds) > 1)} {listed(seeds)}); … where it goes on. Nothing was picked. "
-        f"{scored}Sampler: {listed(how)}. ↵ a line's end, → a tab, escapes as "
+        f"(seed{'s' * (len(seeds) > 1)} {join_words(seeds)}); … where it goes on. Nothing was picked. "
+        f"{scored}Sampler: {join_words(how)}. ↵ a line's end, → a tab, escapes as "
         f"\\x1b control characters; --: the run left no sample."
     )
     align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
@@ -178,5 +178,5 @@ def has_samples(study: Study) -> bool:
     return is_of_rates(study) and bool(sample_tables(study))
 
 
-SECTION = Section(plain_body("Generative NLL", _all_tables), applies, figures, printed(_all_tables))
-SAMPLES = Section(plain_body("What the models write", sample_tables), has_samples)
+SECTION = Section(make_body("Generative NLL", _all_tables), applies, figures, make_printer(_all_tables))
+SAMPLES = Section(make_body("What the models write", sample_tables), has_samples)

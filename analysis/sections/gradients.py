@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from analysis.claims.pairs import PLAIN
 from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
-from analysis.drawing.tables import chunks, guarded
-from analysis.sections.section import CONTINUED, Captioned, Figures, Section, numbered, plain_body
+from analysis.drawing.tables import chunks, find_guarded
+from analysis.sections.section import CONTINUED, Captioned, Figures, Section, continuation_name, make_body
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
@@ -37,12 +37,12 @@ def figures(study: Study) -> Figures:
     if NAME not in study.gradients or study.gradients[NAME].empty:
         return {}
     rows = study.with_run(study.gradients[NAME])
-    runs = {name: run for name in study.series if (run := broken_run(study, name, rows)) is not None}
+    runs = {name: run for name in study.series if (run := find_broken_run(study, name, rows)) is not None}
     drawn = [_figure(rows, [runs[name] for name in part]) for part in chunks(list(runs), PANELS)]
-    return {numbered(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
+    return {continuation_name(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
 
 
-def broken_run(study: Study, series: str, rows: Frame) -> Any:
+def find_broken_run(study: Study, series: str, rows: Frame) -> Any:
     """Return the first broken run by rate, then seed; if none broke, one at the highest rate.
 
     Args:
@@ -55,7 +55,7 @@ def broken_run(study: Study, series: str, rows: Frame) -> Any:
     """
     runs = study.of(series)
     runs = runs[runs["run_id"].isin(set(rows["run_id"]))].sort_values(["lr", "seed"], kind="stable")
-    broken = runs[runs["status"].isin(("diverged", "spiked")) | runs["run_id"].isin(guarded(runs)["run_id"])]
+    broken = runs[runs["status"].isin(("diverged", "spiked")) | runs["run_id"].isin(find_guarded(runs)["run_id"])]
     if len(broken):
         return next(broken.itertuples())
     return next(runs[runs["lr"] == runs["lr"].max()].itertuples()) if len(runs) else None
@@ -128,10 +128,10 @@ def norm_figures(study: Study) -> Figures:
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
     if study.runs["residual"].nunique() < 2 or rows.empty:
         return {}
-    return {NORMS_NAME: Captioned(_norms_figure(study, rows), NORMS_CAPTION.format(here=_at_the_start(study)))}
+    return {NORMS_NAME: Captioned(_norms_figure(study, rows), NORMS_CAPTION.format(here=_describe_start(study)))}
 
 
-def _at_the_start(study: Study) -> str:
+def _describe_start(study: Study) -> str:
     """Describe the initial NLL and gradient norm against the plain residual; "" without a plain one.
 
     Ranges over mechanisms and schemes, each a median over runs.
@@ -196,5 +196,5 @@ def norms(rows: Frame) -> Frame:
     )
 
 
-SECTION = Section(plain_body(), figures=figures)
-NORMS = Section(plain_body(), figures=norm_figures)
+SECTION = Section(make_body(), figures=figures)
+NORMS = Section(make_body(), figures=norm_figures)

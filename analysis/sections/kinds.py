@@ -23,7 +23,7 @@ from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.sections.nll_figures import nll_limits
 from analysis.study.load import Frame, Study
-from analysis.words import wrapped
+from analysis.words import wrap
 
 TITLE_WIDTH = 26  # characters
 APART_CAPTION = (
@@ -64,7 +64,7 @@ def panels(
         _panel(ax, tables[name], numbers[name], units[name], styles[name].color)
         lr_axis(ax, rates, most=4)
         ax.set_xticks(ticks := ax.get_xticks(), [f"{tick:.3g}" for tick in ticks], fontsize=7)
-        ax.set_title(wrapped(numbers[name].name, TITLE_WIDTH), loc="left", fontsize=8.5)
+        ax.set_title(wrap(numbers[name].name, TITLE_WIDTH), loc="left", fontsize=8.5)
         if index % PANELS_PER_ROW == 0:
             ax.set_ylabel("NLL (nats)", fontsize=8)
         ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(numbers))

@@ -20,9 +20,9 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, loo
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.sections.layers import layer_and_filter, qk_heads, study_tables
-from analysis.sections.section import Figures, Section, by_phase, plain_body
+from analysis.sections.section import Figures, Section, draw_by_phase, make_body
 from analysis.study.load import Frame, Study
-from analysis.words import wrapped
+from analysis.words import wrap
 
 QUANTILES = np.linspace(0, 1, 201)
 FILTER_CAPTION = (
@@ -50,16 +50,16 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
 
     At most four layers, evenly chosen; four rows a figure.
     """
-    rows = _of_phase(study, "filter", phase)
+    rows = _read_phase(study, "filter", phase)
     if rows is None:
         return []
-    layers = _chosen(sorted(set(rows["layer"])), PANELS_PER_ROW)
+    layers = _choose(sorted(set(rows["layer"])), PANELS_PER_ROW)
     present = [name for name in study.series if name in set(rows["series"])]
-    left = _of_phase(study, "spectra", phase)
+    left = _read_phase(study, "spectra", phase)
     return [_filter_figure(rows, left, names, layers) for names in chunks(present, PANELS_PER_ROW)]
 
 
-def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
+def _read_phase(study: Study, name: str, phase: str) -> Frame | None:
     """Return one table's rows of a phase with their runs' columns; None if empty."""
     if name not in study.probes:
         return None
@@ -68,7 +68,7 @@ def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
     return None if rows.empty else rows
 
 
-def _chosen(items: Sequence[float], most: int) -> list[float]:
+def _choose(items: Sequence[float], most: int) -> list[float]:
     """Return at most ``most`` of the items, evenly spaced, including first and last."""
     places = {round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))}
     return [items[place] for place in sorted(places)]
@@ -89,7 +89,7 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
             mixer = "" if part.empty else f" ({part['mixer'].iloc[0]})"
             ax.set_title(f"layer {layer:.0f}{mixer}", loc="left")
         _factor_ticks(grid[line, 0])
-        grid[line, 0].set_ylabel(f"{wrapped(name, 18)}\nfactor")
+        grid[line, 0].set_ylabel(f"{wrap(name, 18)}\nfactor")
     for ax in grid[-1]:
         ax.set_xlabel("share of directions")
     rate_legend(figure, colors)
@@ -108,7 +108,7 @@ def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
 def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
     """Mark √(variance after / before) per LR at the right edge: the layer's own factor (root mean square)."""
     for lr, at_lr in spectra.groupby("run_lr"):
-        left = np.sqrt(kept(at_lr, "variance"))
+        left = np.sqrt(kept_shares(at_lr, "variance"))
         mark(ax, [1.04] * len(left), left, "<", colors[lr], 3.5, zorder=4, clip_on=False)
 
 
@@ -162,7 +162,7 @@ def energy_figures(study: Study, phase: str) -> list[Figure]:
 
     One panel per series, one line per LR.
     """
-    rows = _of_phase(study, "spectra", phase)
+    rows = _read_phase(study, "spectra", phase)
     if rows is None:
         return []
     present = [name for name in study.series if name in set(rows["series"])]
@@ -177,9 +177,9 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
         part = rows[rows["series"] == name]
         for lr, at_lr in part.groupby("run_lr"):
             for quantity, dashes in (("variance", "-"), ("energy", ":")):
-                line = kept(at_lr, quantity)
+                line = kept_shares(at_lr, quantity)
                 ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1, marker="o", markersize=2.5)
-        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+        ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
         ax.set_xlabel("layer")
         ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
         ax.set_yscale("log")
@@ -190,7 +190,7 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
     return figure
 
 
-def kept(rows: Frame, quantity: str) -> Any:
+def kept_shares(rows: Frame, quantity: str) -> Any:
     """Return after / before by layer: median over seeds of the median over heads and sequences.
 
     Layers without the quantity are left out.
@@ -202,7 +202,7 @@ def kept(rows: Frame, quantity: str) -> Any:
 
 def qk_figures(study: Study, phase: str) -> list[Figure]:
     """Draw spectral norm and condition number against LR, one line per series; [] without queries and keys."""
-    rows = _of_phase(study, "qk", phase)
+    rows = _read_phase(study, "qk", phase)
     return [] if rows is None else [_qk_figure(study, rows)]
 
 
@@ -221,7 +221,7 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
         _log_ticks(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
-    looks_of = {wrapped(name, 30): styles[name] for name in present}
+    looks_of = {wrap(name, 30): styles[name] for name in present}
     fitting_legend(figure, [entry(n, s.color, marker=s.marker, markersize=4) for n, s in looks_of.items()], 4)
     return figure
 
@@ -250,15 +250,15 @@ def probed_phases(study: Study) -> list[str]:
 def _graph_figures(study: Study) -> Figures:
     phases = probed_phases(study)
     return {
-        **by_phase(study, "filter", phases, filter_figures, FILTER_CAPTION),
-        **by_phase(study, "energy", phases, energy_figures, ENERGY_CAPTION),
+        **draw_by_phase(study, "filter", phases, filter_figures, FILTER_CAPTION),
+        **draw_by_phase(study, "energy", phases, energy_figures, ENERGY_CAPTION),
     }
 
 
-FILTERS = Section(plain_body("", lambda study: study_tables(study, "spectra")), figures=_graph_figures)
+FILTERS = Section(make_body("", lambda study: study_tables(study, "spectra")), figures=_graph_figures)
 
 
 QK = Section(
-    plain_body("", lambda study: study_tables(study, "qk")),
-    figures=lambda study: by_phase(study, "qk", probed_phases(study), qk_figures, QK_CAPTION),
+    make_body("", lambda study: study_tables(study, "qk")),
+    figures=lambda study: draw_by_phase(study, "qk", probed_phases(study), qk_figures, QK_CAPTION),
 )

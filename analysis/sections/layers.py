@@ -34,11 +34,14 @@ def _median_of(column: str) -> Callable[[Frame], Column]:
     return over_rows(lambda rows: rows[column])
 
 
-def _left(quantity: str) -> Callable[[Frame], Column]:
+def _left_shares(quantity: str) -> Callable[[Frame], Column]:
     return over_rows(lambda rows: rows[f"{quantity}_after"] / rows[f"{quantity}_before"])
 
 
-GAIN, VARIANCE = Measure("gain", _median_of("gain"), four_digits), Measure("variance", _left("variance"), percent)
+GAIN, VARIANCE = (
+    Measure("gain", _median_of("gain"), four_digits),
+    Measure("variance", _left_shares("variance"), percent),
+)
 CONSENSUS_MEASURES = (
     Measure("λ_max", _median_of("largest")),
     Measure("1/(2λ_max)", _median_of("step_limit")),
@@ -47,7 +50,7 @@ CONSENSUS_MEASURES = (
     Measure("lower", _median_of("fiedler_low")),
     Measure("upper", _median_of("fiedler_high")),
     GAIN,
-    Measure("energy", _left("energy"), percent),
+    Measure("energy", _left_shares("energy"), percent),
     VARIANCE,
 )
 ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits), VARIANCE)

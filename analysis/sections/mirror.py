@@ -11,7 +11,7 @@ from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures, plain_body
+from analysis.sections.section import Drawn, Figures, Section, draw_by_phase, is_of_rates, make_body, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
@@ -79,7 +79,7 @@ def figures(study: Study) -> Figures:
     """Draw ``mirror-<phase>-0``; nothing for a single learning rate."""
     if not applies(study) or study.runs["lr"].nunique() < 2:
         return {}
-    return by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION)
+    return draw_by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION)
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
@@ -109,4 +109,4 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     return heading(TITLE) + pictures(drawn)[:1]
 
 
-SECTION = Section(plain_body(TITLE, study_tables), applies, figures, brief=brief)
+SECTION = Section(make_body(TITLE, study_tables), applies, figures, brief=brief)

@@ -7,18 +7,18 @@ import math
 import numpy as np
 
 from analysis.claims.mixers import reading
-from analysis.drawing.pieces import Pieces, boxed, heading, shown
+from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.tables import guarded_note, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import Numbers
-from analysis.numbers.learning import why_untrained
-from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
+from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.mixers import common_of, compares_mixers, find_plain, groups, numbers_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
 from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
-from analysis.sections.section import Captioned, Drawn, Figures, Section, numbered, pictures, printed
+from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -68,7 +68,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 def _window_cell(study: Study, each: Numbers) -> Cell:
     """Return the own window's decades, below them the common one's; or the reason for none."""
-    if each.window is None or why_untrained(study)[each.series]:
+    if each.window is None or reasons_untrained(study)[each.series]:
         return Cell("none" if each.window is None else "learned nothing")
     common = common_windows(study).get(each.series)
     beside = "" if common is None or common.median is None else f"common {width_text(common.median)}"
@@ -80,7 +80,7 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
 
     Time and memory are from `benchmarks.throughput` if measured; else time by the runs' clocks, no memory.
     """
-    plain = plain_of(numbers)
+    plain = find_plain(numbers)
     has_state = any(math.isfinite(each.state_bytes) for each in numbers.values())
     memory = {row["series"]: float(row.get("peak_bytes") or math.nan) for row in study.throughput.get("rows", [])}
     rows = tuple(
@@ -139,17 +139,17 @@ def figures(study: Study) -> Figures:
     drawn = {}
     for index, group in enumerate(groups(study)):
         numbers = numbers_of(study, group)
-        plain = plain_of(numbers)
+        plain = find_plain(numbers)
         figure = panels(study, numbers, plain, dict.fromkeys(numbers, 1.0), "learning rate")
         if figure is not None:
             opening = "Validation NLL at the end of training against learning rate, a panel a mechanism"
             caption = APART_CAPTION.format(opening=opening, plain=plain.name)
-            drawn[numbered(NAME, index)] = Captioned(figure, caption)
+            drawn[continuation_name(NAME, index)] = Captioned(figure, caption)
     return drawn
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + shown(mixer_tables(study))
+    return heading(TITLE) + box(reading(study)) + pictures(drawn) + shown(mixer_tables(study))
 
 
-SECTION = Section(body, compares_mixers, figures, printed(mixer_tables, reading))
+SECTION = Section(body, compares_mixers, figures, make_printer(mixer_tables, reading))

@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, ended_badly, guarded_note, width_text
+from analysis.drawing.tables import chunks, guarded_note, list_failures, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import sensitivity
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread
 from analysis.numbers.window_ends import EXPLAINED, window_ends
 from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import count_range, listed, lr_text, power
+from analysis.words import count_range, join_words, lr_text, power
 
 NLL_COLUMNS = 6
 
@@ -57,7 +57,7 @@ def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | No
     return float(line.idxmin()) if np.isfinite(line).any() else None
 
 
-def finished(runs: Frame, column: str) -> Frame:
+def select_finished(runs: Frame, column: str) -> Frame:
     """Return the finished runs with a finite ``column``."""
     return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
 
@@ -78,7 +78,7 @@ def nll_cell(
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    values, troubles = finished(runs, column)[column], ended_badly(runs)
+    values, troubles = select_finished(runs, column)[column], list_failures(runs)
     if column == VALIDATION:
         spread = nll_spread(values, runs)
         text, detail = nll_text(spread.median, runs), nll_detail(spread, runs)
@@ -174,7 +174,7 @@ def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None
         return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)
     best = nll_spread(outcomes(study, found.series, column).loc[found.median.best_lr], runs)
     best_cells = (Cell(lr_text(found.median.best_lr)), Cell(nll_text(best.median, runs), nll_detail(best, runs)))
-    if why_untrained(study)[found.series]:
+    if reasons_untrained(study)[found.series]:
         return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * 2)
     beside = Cell("--") if common is None else width_cell(common)
     return (name, *best_cells, width_cell(found), beside, _ends_cell(study, found.series, column))
@@ -221,7 +221,7 @@ def sensitivity_table(study: Study) -> Table | None:
         return None
     best = min(each.spread.median for each in usable)
     absent = [each.series for each in found if not each.by_seed]
-    without = f" Without one, since no run finished: {listed(absent)}." if absent else ""
+    without = f" Without one, since no run finished: {join_words(absent)}." if absent else ""
     rows = tuple(
         (
             Cell(each.series),

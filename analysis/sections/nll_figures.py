@@ -18,13 +18,13 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axi
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Table
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, sensitivity_table, window_table
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, printed
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer
 from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -44,7 +44,7 @@ def window_figure(study: Study) -> Figure | None:
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
-    styles, lacking = looks(study), why_untrained(study)
+    styles, lacking = looks(study), reasons_untrained(study)
     figure = Figure(figsize=(WIDTH_INCHES, max(2.1, 0.75 + 0.3 * len(found))), layout="constrained")
     ax, curves = figure.subplots(1, 2, width_ratios=(1.25, 1), gridspec_kw={"wspace": 0.18})
     for row, (name, each) in enumerate(found.items()):
@@ -294,7 +294,7 @@ def _window_bars(
     ax: Axes, study: Study, own: dict[str, SeriesWindows], common: dict[str, SeriesWindows], styles: dict[str, Look]
 ) -> None:
     """Draw a thick bar per series over its own window and a thin one over the common window."""
-    lacking = why_untrained(study)
+    lacking = reasons_untrained(study)
     for row, (name, each) in enumerate(own.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
@@ -384,4 +384,4 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     return heading("Validation NLL and the stable window") + shown(_tables(study)[:1]) + drawn.get(WINDOW, ())
 
 
-SECTION = Section(body, applies, figures, printed(_tables), brief)
+SECTION = Section(body, applies, figures, make_printer(_tables), brief)

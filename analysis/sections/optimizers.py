@@ -10,18 +10,18 @@ from matplotlib.figure import Figure
 
 from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.marks import dots, entry, legend_columns
-from analysis.drawing.pieces import Pieces, boxed, heading, shown
+from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.kinds import Numbers
-from analysis.numbers.optimizers import compares_optimizers, groups, numbers_of, others_of, plain_of, reference_of
+from analysis.numbers.optimizers import compares_optimizers, find_plain, groups, name_setting, numbers_of, reference_of
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
-from analysis.sections.section import Captioned, Drawn, Figures, Section, numbered, pictures, printed
+from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.step_terms import terms_in_brief
@@ -34,7 +34,7 @@ def optimizer_tables(study: Study) -> list[Table]:
     found, all_groups = [], groups(study)
     for group in all_groups:
         numbers = list(numbers_of(study, group).values())
-        of = f" ({others_of(study, group)})" if len(all_groups) > 1 else ""
+        of = f" ({name_setting(study, group)})" if len(all_groups) > 1 else ""
         found += [_windows_table(study, numbers, of), _steps_table(study, numbers, of)]
     return found
 
@@ -76,7 +76,7 @@ def _window_row(study: Study, each: Numbers, lowest: float) -> tuple[Cell, ...]:
 
 def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     """Return each optimizer's step in comparable units, and its cost."""
-    plain = plain_of({each.series: each for each in numbers})
+    plain = find_plain({each.series: each for each in numbers})
     rows = tuple(
         (
             Cell(each.name),
@@ -92,13 +92,13 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         "unit of its rate moves a parameter by: two rates move them alike where RMS(u) α is the same; RMS(αu): that of "
         f"the steps that were taken; both from the steps that α_max was measured of. {INTERVAL_RULES[POSITIVE]}. "
         "State: bytes of all tensors that the optimizer keeps, a parameter of the model. "
-        f"{_timed(study, plain)}"
+        f"{_explain_timing(study, plain)}"
     )
     header = ("optimizer", "RMS(u)", "RMS(αu)", "state (bytes)", "time of a step")
     return Table(f"Optimizers: what a step is, and costs{of}", caption, header, rows)
 
 
-def _timed(study: Study, plain: Numbers) -> str:
+def _explain_timing(study: Study, plain: Numbers) -> str:
     """Describe the method of timing a step."""
     if study.throughput:
         turns = len(study.throughput["rows"][0]["seconds"])
@@ -119,16 +119,16 @@ def figures(study: Study) -> Figures:
     drawn = {}
     for index, group in enumerate(groups(study)):
         if (together := optimizer_figure(study, group)) is not None:
-            drawn[numbered(NAME, index)] = Captioned(together, optimizer_figure_caption(study))
+            drawn[continuation_name(NAME, index)] = Captioned(together, optimizer_figure_caption(study))
         if (apart := apart_figure(study, group)) is not None:
-            plain = plain_of(numbers_of(study, group)).name
+            plain = find_plain(numbers_of(study, group)).name
             caption = APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
-            drawn[numbered(APART, index)] = Captioned(apart, caption)
+            drawn[continuation_name(APART, index)] = Captioned(apart, caption)
     return drawn
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + shown(optimizer_tables(study))
+    return heading(TITLE) + box(reading(study)) + pictures(drawn) + shown(optimizer_tables(study))
 
 
 NAME, APART = "optimizers", "optimizers-apart"
@@ -203,7 +203,7 @@ def apart_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
         return None
     numbers = numbers_of(study, group)
     units = {name: _unit(study, each) for name, each in numbers.items()}
-    return panels(study, numbers, plain_of(numbers), units, _axis(study))
+    return panels(study, numbers, find_plain(numbers), units, _axis(study))
 
 
 def _unit(study: Study, each: Numbers) -> float:
@@ -246,4 +246,4 @@ def _track(ax: Axes, study: Study, each: Numbers, unit: float, place: int, look:
         dots(ax, each.best_lr / unit, place, "*", look.color, 8.5, markeredgecolor=INK, zorder=5)
 
 
-SECTION = Section(body, compares_optimizers, figures, printed(optimizer_tables, reading))
+SECTION = Section(body, compares_optimizers, figures, make_printer(optimizer_tables, reading))

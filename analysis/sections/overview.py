@@ -11,31 +11,31 @@ from typing import Any
 
 from analysis.claims import judging
 from analysis.drawing import pieces
-from analysis.drawing.pieces import Pieces, boxed, heading, paragraph, shown
-from analysis.drawing.tables import guarded, guarded_note
+from analysis.drawing.pieces import Pieces, box, heading, paragraph, shown
+from analysis.drawing.tables import find_guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.sections.reference import reference_table
-from analysis.sections.section import Drawn, Section, printed
+from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
-from analysis.words import duration, listed, lr_text, plural, without_folders, without_places
+from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
     """Return the part "What was run": command, commit, hardware, versions, data, and the runs' common settings."""
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
-    commit = _known(known.get("commit"))
+    commit = _value_text(known.get("commit"))
     versions = [f"{name} {version}" for name, version in _mapping(known.get("versions")).items()]
-    started = _known(known.get("started_at")).replace("T", " ")
+    started = _value_text(known.get("started_at")).replace("T", " ")
     pairs = [
-        ("Command", without_folders(_known(known.get("command") or study.study.get("command")))),
+        ("Command", without_folders(_value_text(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
         ("Hardware", _hardware(known.get("hardware"))),
         ("Versions", ", ".join(versions) or "not recorded"),
-        ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
+        ("Data", f"{_value_text(known.get('data_description'))} (fingerprint {study.fingerprint})"),
         *wording.facts(study),
-        ("Started", f"{started}, launcher: {_known(study.study.get('launcher'))}"),
+        ("Started", f"{started}, launcher: {_value_text(study.study.get('launcher'))}"),
         ("Training time", f"{duration(float(study.runs['wall_s'].sum()))}, the sum of the runs’ own clocks"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
         *_earlier(study),
@@ -49,12 +49,12 @@ def provenance_line(study: Study) -> str:
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     parts = [
         f"Study {study.name}",
-        f"commit {_known(known.get('commit'))[:12]}{' with uncommitted changes' if known.get('dirty') else ''}",
+        f"commit {_value_text(known.get('commit'))[:12]}{' with uncommitted changes' if known.get('dirty') else ''}",
         _hardware(known.get("hardware")),
         f"data fingerprint {study.fingerprint}",
-        _known(known.get("started_at")).replace("T", " "),
+        _value_text(known.get("started_at")).replace("T", " "),
         f"{duration(float(study.runs['wall_s'].sum()))} of training",
-        without_folders(_known(known.get("command") or study.study.get("command"))),
+        without_folders(_value_text(known.get("command") or study.study.get("command"))),
     ]
     return "; ".join(parts) + "."
 
@@ -66,7 +66,7 @@ def _earlier(study: Study) -> list[tuple[str, str]]:
     return [("Of earlier commands", plural(num, "run"))] if num else []
 
 
-def _known(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "not recorded" if value is None or value == "" else str(value)
 
 
@@ -107,14 +107,14 @@ CLAIMED = "What is supported here"
 
 
 def _claims_body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(CLAIMED) + shown(_claim_tables(study)) + boxed(_sentences(study))
+    return heading(CLAIMED) + shown(_claim_tables(study)) + box(_sentences(study))
 
 
 def _claims_brief(study: Study, drawn: Drawn) -> Pieces:
     return heading(CLAIMED) + shown(_claim_tables(study))
 
 
-CLAIMS = Section(_claims_body, brief=_claims_brief, tables=printed(_claims))
+CLAIMS = Section(_claims_body, brief=_claims_brief, tables=make_printer(_claims))
 
 
 TROUBLES_SHOWN = 60
@@ -128,7 +128,9 @@ def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
         study: the study.
         left_out: statuses without a row.
     """
-    runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
+    runs = study.runs[
+        (study.runs["status"] != "stable") | study.runs["run_id"].isin(find_guarded(study.runs)["run_id"])
+    ]
     runs = runs[~runs["status"].isin(left_out)]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
@@ -186,7 +188,7 @@ COUNTED = ("diverged", "plateaued")  # the tables of NLLs count these runs, rate
 def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the runs that failed, spiked, are missing or were held up by guards; the others are counted."""
     counts = study.runs["status"].value_counts()
-    told = listed(f"{counts[status]} {status}" for status in COUNTED if status in counts)
+    told = join_words(f"{counts[status]} {status}" for status in COUNTED if status in counts)
     short = " ".join(filter(None, (f"{told}: the table of NLLs counts them." if told else "", cut_short(study))))
     if (study.runs["status"] == "stable").all() and trouble_table(study) is None:
         return troubles_body(study, drawn)
@@ -197,5 +199,5 @@ TROUBLES = Section(
     troubles_body,
     lambda study: True,
     brief=_troubles_brief,
-    tables=printed(lambda study: [short] if (short := cut_short(study)) else []),
+    tables=make_printer(lambda study: [short] if (short := cut_short(study)) else []),
 )

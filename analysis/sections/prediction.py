@@ -13,7 +13,7 @@ import matplotlib
 from analysis.claims import prediction as said
 from analysis.claims.claim import Claim
 from analysis.claims.prediction import EVENTS, TARGETS
-from analysis.drawing.pieces import Picture, Pieces, boxed, heading, paragraph, shown
+from analysis.drawing.pieces import Picture, Pieces, box, heading, paragraph, shown
 from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
@@ -25,10 +25,10 @@ from analysis.numbers.prediction import (
     SAME_RATE,
     Scored,
     best_baseline,
-    judged,
-    of_curves,
-    of_runs,
-    ranked,
+    score_curves,
+    score_runs,
+    select_judged,
+    select_ranked,
     telling,
     verdict,
 )
@@ -37,7 +37,7 @@ from analysis.sections.prediction_figures import RANKS_CAPTION, ROC_CAPTION, ran
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 
 TITLE = "Does α_max predict the edge?"
 MOST_COLUMNS = 4  # mechanisms beside the three columns over all
@@ -49,24 +49,26 @@ class Evidence:
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
-        self.runs, self.curves = early.of_studies(self.studies), early_curves.of_studies(self.studies)
+        self.runs, self.curves = early.join_early_runs(self.studies), early_curves.join_early_curves(self.studies)
         events = [event for event in EVENTS if event == "broke" or self._differs(event)]
-        self.of_runs = {event: of_runs(self.runs, event) for event in events}
-        self.of_curves = {target: of_curves(self.curves, target) for target in TARGETS}
+        self.of_runs = {event: score_runs(self.runs, event) for event in events}
+        self.of_curves = {target: score_curves(self.curves, target) for target in TARGETS}
 
     def told(self) -> str:
         """Return the explanation of the results: the counts, the comparisons, the intervals' units."""
         runs, number = self.runs, self.runs["stratum"].nunique()
         asked = {f"which runs {EVENTS[event]}": telling(runs, event) for event, each in self.of_runs.items() if each}
-        asked |= {TARGETS[target]: ranked(self.curves, target) for target, each in self.of_curves.items() if each}
-        judged_of = [said.entered(frame, what, number) for what, frame in asked.items()]
+        asked |= {
+            TARGETS[target]: select_ranked(self.curves, target) for target, each in self.of_curves.items() if each
+        }
+        judged_of = [said.name_units(frame, what, number) for what, frame in asked.items()]
         units = [said.UNITS] if judged_of else []
-        sentences = [*said.counted(runs), said.compared(runs), *judged_of, *units, said.scale(self.studies)]
+        sentences = [*said.count_runs(runs), said.describe_sets(runs), *judged_of, *units, said.scale(self.studies)]
         return " ".join(filter(None, sentences))
 
     def _differs(self, event: str) -> bool:
         """Return whether an event happened to other runs than "broke" did."""
-        frame = judged(self.runs)
+        frame = select_judged(self.runs)
         return bool((frame[event] != frame["broke"]).any())
 
     def claims(self) -> list[Claim]:
@@ -82,14 +84,14 @@ def evidence(study: Study) -> Evidence:
     return Evidence([study])
 
 
-def _told(found: Evidence) -> str:
+def _describe_studies(found: Evidence) -> str:
     """Return the comparisons and each study's data."""
-    return " ".join(filter(None, (said.compared(found.runs), *dict.fromkeys(map(source, found.studies)))))
+    return " ".join(filter(None, (said.describe_sets(found.runs), *dict.fromkeys(map(source, found.studies)))))
 
 
 def tables_of(found: Evidence) -> list[Table]:
     """Return a table for each event and target with scores."""
-    told = _told(found)
+    told = _describe_studies(found)
     on_runs = (_run_tables(found.runs, scored, event, told) for event, scored in found.of_runs.items())
     on_curves = (_curve_tables(found.curves, scored, target, told) for target, scored in found.of_curves.items())
     return [table for tables in (*on_runs, *on_curves) for table in tables]
@@ -116,14 +118,14 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     yield from _tables(title, caption, scored, names, head, (POOLED, SAME_RATE))
     if len(sets) > 1:
         head = {name: _share(frame[frame["stratum"] == name], event) for name in sets}
-        yield from _tables(f"{title}, set by set", "As above.", _by_set(scored), sets, head, ())
+        yield from _tables(f"{title}, set by set", "As above.", _replace_by_sets(scored), sets, head, ())
 
 
 def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: str) -> Iterator[Table]:
     """Yield one target's table, and another one for every four more mechanisms."""
     if not scored:
         return
-    frame, left = ranked(curves, target), int(curves[target].isna().sum())
+    frame, left = select_ranked(curves, target), int(curves[target].isna().sum())
     names, sets = list(dict.fromkeys(frame["mechanism"])), list(dict.fromkeys(frame["stratum"]))
     head = {name: f"n={int((frame['mechanism'] == name).sum())}" for name in names} | {POOLED: f"n={len(frame)}"}
     caption = (
@@ -141,10 +143,12 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
     yield from _tables(title, caption, scored, names, head, (POOLED,), is_of_curves=True)
     if len(sets) > 1:
         head = {name: f"n={int((frame['stratum'] == name).sum())}" for name in sets}
-        yield from _tables(f"{title}, set by set", "As above.", _by_set(scored), sets, head, (), is_of_curves=True)
+        yield from _tables(
+            f"{title}, set by set", "As above.", _replace_by_sets(scored), sets, head, (), is_of_curves=True
+        )
 
 
-def _by_set(scored: Sequence[Scored]) -> list[Scored]:
+def _replace_by_sets(scored: Sequence[Scored]) -> list[Scored]:
     """Return the scores with each set's values in place of each mechanism's."""
     return [replace(each, scopes=each.sets) for each in scored]
 
@@ -155,7 +159,7 @@ def _truth(curves: Frame, target: str) -> str:
         at_end = f"; of {plural(bounds, 'curve')} the smallest or largest that was swept, a bound" if bounds else ""
         return f"Best: the rate of the lowest final validation NLL{at_end}."
     kinds = curves["edge_kind"].value_counts()
-    found = listed(f"{kind} ({number})" for kind, number in kinds.items())
+    found = join_words(f"{kind} ({number})" for kind, number in kinds.items())
     return f"Edge: the largest stable rate, from lr=edge, else the upper end of the stable window: {found}."
 
 
@@ -215,7 +219,7 @@ def _beyond(each: Scored, best: Scored | None) -> Cell:
 
 def figures_of(found: Evidence) -> dict[str, Captioned]:
     """Draw the ROC curves and the ranks, if there are any."""
-    told = _told(found)
+    told = _describe_studies(found)
     drawn = {}
     if (roc := roc_figure(found.runs, found.of_runs)) is not None:
         drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION} {told}")
@@ -260,7 +264,7 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     claims = found.claims()
     first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
     others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
-    read = boxed([_opening(found), *first]) + tuple(piece for text in others for piece in paragraph(text))
+    read = box([_opening(found), *first]) + tuple(piece for text in others for piece in paragraph(text))
     return heading(TITLE) + read + paragraph(found.told()) + drawn + shown(tables_of(found))
 
 
@@ -279,7 +283,7 @@ def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
         )
     without = [study.name for study in studies if study not in measured and is_of_rates(study)]
     lacking = paragraph(
-        f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
+        f"Without α_max at an early checkpoint, and not here: {join_words(without)} (python -m stability.hessian "
         f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
     ) if without else ()  # fmt: skip
     return body_of(found, drawn) + lacking

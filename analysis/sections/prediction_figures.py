@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from analysis.claims.prediction import EVENTS, TARGETS
 from analysis.drawing.marks import dots, entry, legend_columns, mark, mark_entry
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
-from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged, ranked, telling
+from analysis.numbers.prediction import (
+    POOLED,
+    SAME_RATE,
+    Predictor,
+    Scored,
+    best_baseline,
+    select_judged,
+    select_ranked,
+    telling,
+)
 from analysis.numbers.ranking import Estimate, roc, shares_below
 from analysis.study.load import Frame
 
@@ -48,7 +57,7 @@ def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | 
     height = max(2.5, 0.55 + ROW_INCHES * number)
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + height * len(known)), layout="constrained")
     grid = figure.subplots(len(known), 2, squeeze=False, width_ratios=(1, 1.15))
-    styles = mechanism_looks(judged(runs)["mechanism"])
+    styles = mechanism_looks(select_judged(runs)["mechanism"])
     for (left, right), (event, each) in zip(grid, known.items(), strict=True):
         frame = telling(runs, event)
         _curves(left, frame, each, event)
@@ -134,7 +143,7 @@ def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure
     styles = mechanism_looks(curves["mechanism"])
     for axes, (target, pair) in zip(grid, known.items(), strict=True):
         for ax, each in zip(axes, pair, strict=False):
-            _ranked(ax, curves, each, target, styles)
+            _draw_ranks(ax, curves, each, target, styles)
         for ax in axes[len(pair) :]:
             ax.remove()
     handles = [mark_entry(name, marker, 4.5, color=color) for name, (color, marker) in styles.items()]
@@ -151,9 +160,9 @@ def _pair(scored: Sequence[Scored]) -> list[Scored]:
     return own + ([best] if best else []) if own else []
 
 
-def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
+def _draw_ranks(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
     """Draw the curves' ranks within their strata, equal ones slightly apart."""
-    frame = ranked(curves, target)
+    frame = select_ranked(curves, target)
     known = frame[frame[each.predictor.column].notna()]
     x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["stratum"]))
     y = shares_below(known[target], list(known["stratum"]))

@@ -20,7 +20,7 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.section import Captioned, Drawn, Figures, Section, plain_body, printed
+from analysis.sections.section import Captioned, Drawn, Figures, Section, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -237,6 +237,6 @@ def has_lineage(study: Study) -> bool:
     return bool(lineage_tables(study))
 
 
-SECTION = Section(body, applies, figures, printed(search_tables))
-BODY = plain_body("Population based training", lineage_tables, is_table_first=True)
-LINEAGE = Section(BODY, has_lineage, lineage_figures, printed(lineage_tables))
+SECTION = Section(body, applies, figures, make_printer(search_tables))
+BODY = make_body("Population based training", lineage_tables, is_table_first=True)
+LINEAGE = Section(BODY, has_lineage, lineage_figures, make_printer(lineage_tables))

@@ -37,12 +37,12 @@ def is_of_rates(study: Study) -> bool:
 Printed = Callable[[Study, Sequence[str]], Sequence[Table | str]]
 
 
-def printed(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
+def make_printer(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
     """Return a function that lists a study's tables and sentences, for any measured phases."""
     return lambda study, phases: [each for part in parts for each in part(study)]
 
 
-def plain_body(
+def make_body(
     title: str = "",
     tables: Callable[[Study], Iterable[Table | None]] = lambda study: (),
     *,
@@ -79,7 +79,7 @@ class Section:
     body: Callable[[Study, Drawn], Pieces]
     applies: Callable[[Study], bool] = is_of_rates
     figures: Callable[[Study], Figures] = lambda study: {}
-    tables: Printed = printed()
+    tables: Printed = make_printer()
     brief: Callable[[Study, Drawn], Pieces] | None = None
 
 
@@ -94,7 +94,7 @@ def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
     return Captioned(figure, caption)
 
 
-def by_phase(
+def draw_by_phase(
     study: Study,
     kind: str,
     phases: Iterable[str],
@@ -117,7 +117,7 @@ def by_phase(
     }
 
 
-def numbered(name: str, number: int) -> str:
+def continuation_name(name: str, number: int) -> str:
     """Return the name of a figure or of its continuation: ``curves``, ``curves-1``."""
     return f"{name}-{number}" if number else name
 

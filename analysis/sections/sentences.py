@@ -8,10 +8,10 @@ from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
 from analysis.numbers.early import has_early
 from analysis.numbers.kinds import numbers_of
-from analysis.numbers.learning import why_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.sections.prediction import conclusion
 from analysis.study.load import Study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 
 NAMED = 4  # claims in a sentence
 
@@ -24,26 +24,26 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
         most: largest number of claims named in a sentence.
     """
     claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
-    return list(filter(None, (_supported(claims, most), _undecided(claims), _on_alpha(study))))
+    return list(filter(None, (_say_supported(claims, most), _say_undecided(claims), _say_alpha(study))))
 
 
-def _supported(claims: list[Claim], most: int) -> str:
+def _say_supported(claims: list[Claim], most: int) -> str:
     """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision."""
     apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
     compared = [claim for claim in reversed(apart.values()) if claim.finding]
     decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
     if decided:
-        named = [_measured(claim) for claim in decided[:most]]
+        named = [_say_measured(claim) for claim in decided[:most]]
         more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
         counts = sorted({claim.n for claim in decided[:most]})
-        return f"Supported (n = {listed(map(str, counts))}): {'; '.join(named)}{more}."
+        return f"Supported (n = {join_words(map(str, counts))}): {'; '.join(named)}{more}."
     near = [claim for claim in compared if claim.about[1]]
     if not near:
         return ""
     nearest = min(near, key=_distance)
     number = _number([claim for claim in compared if math.isfinite(claim.p)])
     corrected = f" after correction for {number} comparisons" if number > 1 else ""
-    found = f"{_measured(nearest)}; {_lower(nearest)}"
+    found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
 
@@ -53,7 +53,7 @@ def _distance(claim: Claim) -> tuple[bool, float]:
     return claim.verdict not in ("holds", "contradicted"), claim.p if math.isfinite(claim.p) else 2.0
 
 
-def _measured(claim: Claim) -> str:
+def _say_measured(claim: Claim) -> str:
     """Return what was measured, the mean over seeds, with its interval before any correction."""
     return f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding
 
@@ -63,7 +63,7 @@ def _lower(claim: Claim) -> str:
     return words[0].lower() + words[1:]
 
 
-def _undecided(claims: list[Claim]) -> str:
+def _say_undecided(claims: list[Claim]) -> str:
     """Count the open comparisons, and say what would decide them."""
     if not claims:
         return ""
@@ -88,9 +88,9 @@ def _number(claims: list[Claim]) -> int:
     return len({claim.test or claim.statement for claim in claims})
 
 
-def _on_alpha(study: Study) -> str:
+def _say_alpha(study: Study) -> str:
     """Say whether α_max predicted the outcomes, else how far it lies above the best rates; "" if not measured."""
-    lacking = why_untrained(study)
+    lacking = reasons_untrained(study)
     trained = {name: name for name in study.series if not lacking[name]}
     known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
     if has_early(study) and study.runs["lr"].nunique() > 1:

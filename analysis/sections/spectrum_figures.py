@@ -17,10 +17,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from analysis.drawing.marks import PANELS_PER_ROW, TRAINING, entry, rate_legend, say_diverged, say_instead
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks
-from analysis.numbers.step_shares import DIVERGED, counted
-from analysis.sections.steps import of_trained
+from analysis.numbers.step_shares import DIVERGED, count_stable_steps
+from analysis.sections.steps import drop_diverged
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text, wrapped
+from analysis.words import lr_text, wrap
 
 MODEL: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (5, 1.5, 1, 1.5))}
 ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle": (0, (1, 1.2))}
@@ -45,10 +45,10 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     With α_max, critical LR and training LR. A column per series (four a figure), a row for the lowest, middle and
     highest LR. First seed, with the run's own optimizer state if measured.
     """
-    rows = shown(study, "profile", phase)
+    rows = spectrum_rows_of(study, "profile", phase)
     if rows is None:
         return []
-    count = _counted_beside(study, rows)
+    count = _count_beside(study, rows)
     lost = count[count["outcome"] == DIVERGED]
     present = [name for name in study.series if name in {*rows["series"], *lost["series"]}]
     lrs = sorted({*rows["run_lr"], *lost["run_lr"]})
@@ -56,12 +56,12 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     return [_profile_figure(rows, count, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
 
 
-def _counted_beside(study: Study, rows: Frame) -> Frame:
-    """Return `counted` runs at the phase and state of a spectrum's ``rows``."""
-    return counted(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
+def _count_beside(study: Study, rows: Frame) -> Frame:
+    """Return runs of `count_stable_steps` at the phase and state of a spectrum's ``rows``."""
+    return count_stable_steps(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
 
 
-def shown(study: Study, name: str, phase: str) -> Frame | None:
+def spectrum_rows_of(study: Study, name: str, phase: str) -> Frame | None:
     """Return one spectrum's rows of a phase, preferably of state “checkpoint”; None without any.
 
     Args:
@@ -71,7 +71,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
     """
     if name not in study.spectra:
         return None
-    rows = of_trained(study, study.with_run(study.spectra[name]))
+    rows = drop_diverged(study, study.with_run(study.spectra[name]))
     rows = rows[rows["phase"] == phase]
     if rows.empty:
         return None
@@ -89,7 +89,7 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
             runs = count[(count["series"] == name) & (count["run_lr"] == lr)]
             _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr, bool((runs["outcome"] == DIVERGED).any()))
             if line == 0:
-                ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+                ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
             if len(part):
                 say_diverged(ax, runs, "series")
         grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\nloss (nats)")
@@ -147,10 +147,10 @@ def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
     Four series a figure. Mean over seeds; each quadrature node is widened by a two-hundredth of the eigenvalues' range.
     """
-    rows = shown(study, "density", phase)
+    rows = spectrum_rows_of(study, "density", phase)
     if rows is None:
         return []
-    count = _counted_beside(study, rows)
+    count = _count_beside(study, rows)
     present = [
         name for name in study.series if name in {*rows["series"], *count.loc[count["outcome"] == DIVERGED, "series"]}
     ]
@@ -168,7 +168,7 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
         runs = count[count["series"] == name]
         _density_panel(ax, rows[rows["series"] == name], colors, bool((runs["outcome"] == DIVERGED).any()))
         say_diverged(ax, runs, "run_lr")
-        ax.set_title(wrapped(name, 40), loc="left", fontweight="bold")
+        ax.set_title(wrap(name, 40), loc="left", fontweight="bold")
         ax.set_xlabel("eigenvalue of the Hessian")
     for ax in axes[len(series) :]:
         ax.remove()
@@ -192,7 +192,7 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
     floor = FLOOR / float(known["num_params"].max())
     grid, top = np.linspace(low - 4 * width, high + 4 * width, 1200), 0.0
     for lr, part in known.groupby("run_lr"):
-        curve = smoothed(part, grid, width)
+        curve = smooth(part, grid, width)
         top = max(top, float(curve.max()))
         ax.plot(grid, np.where(curve > floor * curve.max(), curve, np.nan), color=colors[lr], linewidth=1.0)
     ax.set_yscale("log")
@@ -201,7 +201,7 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
     ax.yaxis.set_minor_locator(NullLocator())
 
 
-def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
+def smooth(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
     """Return the density from one or more runs' quadratures, all runs weighted equally.
 
     Args:

@@ -13,27 +13,27 @@ from analysis.numbers.step_shares import (
     LAST,
     PHASES,
     TERMINAL,
-    counted,
+    count_stable_steps,
     phases_and_states,
-    recorded,
-    shown_series,
-    undefined_series,
+    recorded_steps,
+    series_with_results,
+    series_without_alpha,
 )
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text
 from analysis.study.step_terms import terms_in_brief
-from analysis.words import listed, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power
 
 
-def fallen_steps(rows: Frame) -> Column:
+def find_fallen(rows: Frame) -> Column:
     """Return a mask of steps that lowered their own batch's loss; False for a non-finite loss."""
     return rows["loss_after"] < rows["loss_before"]
 
 
 @once_per_study
-def fallen_tables(study: Study) -> list[Table]:
+def make_fallen_tables(study: Study) -> list[Table]:
     """Return one table per phase, state and at most four series: share of steps with lower loss after.
 
     With critical LR over α_max if measured.
@@ -41,21 +41,23 @@ def fallen_tables(study: Study) -> list[Table]:
     tables = []
     for phase, state in phases_and_states(study):
         if phase != LAST:
-            rows, count = recorded(study, phase, state), counted(study, phase, state, fallen_steps)
+            rows, count = recorded_steps(study, phase, state), count_stable_steps(study, phase, state, find_fallen)
             tables += [
-                _fallen_table(study, rows, count, phase, state, part)
-                for part in chunks(shown_series(study, count), ALPHA_COLUMNS)
+                _make_fallen_table(study, rows, count, phase, state, part)
+                for part in chunks(series_with_results(study, count), ALPHA_COLUMNS)
                 if part
             ]
     return tables
 
 
-def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
+def _make_fallen_table(
+    study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]
+) -> Table:
     """Return one table, one row per learning rate: % of steps with lower loss after.
 
     With critical LR / α_max if measured.
     """
-    critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
+    critical, undefined = bool(rows["critical_lr"].notna().any()), series_without_alpha(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
     of_rate, nothing = dict(iter(rows.groupby("run_lr"))) if critical else {}, rows.iloc[:0]
@@ -73,7 +75,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
             if critical
             else ""
         )
-        + (f" Not defined in this state: {listed(undefined)}." if undefined else "")
+        + (f" Not defined in this state: {join_words(undefined)}." if undefined else "")
         + terms_in_brief(study)
     )
     groups = [("", 1), ("% of steps that lowered the loss", len(series))]
@@ -90,7 +92,7 @@ def beyond_alpha_max(rows: Frame) -> str:
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
         return "α_max is a threshold of second order; no step went beyond it here."
-    fell = int(fallen_steps(beyond).sum())
+    fell = int(find_fallen(beyond).sum())
     return (
         f"α_max is a threshold of second order: of the {plural(len(beyond), 'step')} beyond it, {fell} lowered the "
         "loss nevertheless."
@@ -108,7 +110,7 @@ def _ratio(part: Frame) -> Cell:
     return Cell(power(float(np.median(ratios))), f"{power(float(low))}–{power(float(high))}, n={len(ratios)}")
 
 
-def of_trained(study: Study, rows: Frame) -> Frame:
+def drop_diverged(study: Study, rows: Frame) -> Frame:
     """Return ``rows`` without terminal rows of diverged runs.
 
     As in `step_shares.recorded` these have no terminal checkpoint, even if an older version's results have one.
@@ -120,7 +122,7 @@ def of_trained(study: Study, rows: Frame) -> Frame:
 def diverged_note(count: Frame) -> str:
     """Return the share of diverged, unmeasured runs as text, e.g. diverged 2/3; "" for none.
 
-    ``count`` is from `counted`.
+    ``count`` is from `count_stable_steps`.
     """
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
@@ -131,10 +133,10 @@ def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, floa
 
     If every run diverged, the rows are empty.
     """
-    rows = of_trained(study, study.with_run(study.spectra[name]))
+    rows = drop_diverged(study, study.with_run(study.spectra[name]))
     pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))
     for phase, state in sorted(pairs | {(TERMINAL, state) for phase, state in pairs if phase == LAST}):
-        count, part = counted(study, phase, state), rows[(rows["phase"] == phase) & (rows["state"] == state)]
+        count, part = count_stable_steps(study, phase, state), rows[(rows["phase"] == phase) & (rows["state"] == state)]
         for series in study.series:
             for lr in sorted(set(study.of(series)["lr"])):
                 own = part[(part["series"] == series) & (part["run_lr"] == lr)]

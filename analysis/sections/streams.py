@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.claims.streams import NAME, by_run, example, iterations_of, thresholds
+from analysis.claims.streams import NAME, example, iterations_of, reduce_by_run, thresholds
 from analysis.drawing.marks import entry, rate_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
@@ -25,7 +25,7 @@ from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, plural, power, wrapped
+from analysis.words import join_words, plural, power, wrap
 from stability.runs.words import Words
 
 FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{100 * value:.3g} %", "error": power}
@@ -33,7 +33,7 @@ FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{
 
 def _measure(label: str, matrix: str, quantity: str, which: str) -> Measure:
     """Return a measure of single matrices or their product; ``which`` is the statistic per run."""
-    return Measure(label, lambda rows: by_run(rows, matrix, quantity, which), FORMS[which], EXTREME)
+    return Measure(label, lambda rows: reduce_by_run(rows, matrix, quantity, which), FORMS[which], EXTREME)
 
 
 MEASURES = (
@@ -103,13 +103,13 @@ def position_count(rows: Frame, words: Words) -> str:
     """Return a run's number of positions as text, ``"64 tokens a run"``."""
     counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
     # a connection has one spectral norm a position
-    return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} {words.position[1]} a run"
+    return f"{join_words(f'{count:,.0f}' for count in sorted(set(counts)))} {words.position[1]} a run"
 
 
 def iteration_count(rows: Frame) -> str:
     """Return the number of Sinkhorn iterations as text, ``, K = 20``; "" without iterations."""
     counts = [f"{number:.0f}" for number in iterations_of(rows)]
-    return f", K = {listed(counts)}" if counts else ""
+    return f", K = {join_words(counts)}" if counts else ""
 
 
 def threshold_text(rows: Frame) -> str:
@@ -123,10 +123,10 @@ def threshold_text(rows: Frame) -> str:
     parts = [f"{value:g}" for value in sorted(set(own))]
     if older:
         parts.append(
-            f"{listed(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before "
+            f"{join_words(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before "
             "the threshold was a setting: K)"
         )
-    return listed(parts) or "a threshold"
+    return join_words(parts) or "a threshold"
 
 
 def example_text(iterations: list[float]) -> str:
@@ -135,12 +135,12 @@ def example_text(iterations: list[float]) -> str:
     for number in iterations:
         log_range, sums = example(int(number))
         said.append(
-            f"{number:.0f} iterations leave columns that sum to {listed(f'{total:.3f}' for total in sums)} (ln 1/ν = "
-            f"{log_range:.1f})"
+            f"{number:.0f} iterations leave columns that sum to {join_words(f'{total:.3f}' for total in sums)} (ln 1/ν "
+            f"= {log_range:.1f})"
         )
     return (
         "Of the example in mHC-lite's Section 1, rows (1, d, d), (1, d, d) and (d, 1, 1) with d = 1e-13, "
-        f"{listed(said)}."
+        f"{join_words(said)}."
         if said
         else ""
     )
@@ -217,7 +217,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
             for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
                 ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
             _panel(ax, _select(part, first), None if second is None else _select(part, second), colors)
-        line[0].set_ylabel(wrapped(name, 18), fontweight="bold")
+        line[0].set_ylabel(wrap(name, 18), fontweight="bold")
     for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
         ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
     for ax in axes[-1]:

@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import mechanism_legend
-from analysis.drawing.pieces import Picture, Pieces, boxed, shown
+from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.numbers.windows import outcomes
 from analysis.sections import answer
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study
-from analysis.words import wrapped
+from analysis.words import wrap
 
 NAME, PANELS_PER_ROW = "studies", 3
 CAPTION = (
@@ -39,7 +39,7 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     with matplotlib.rc_context(RC):
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
-    answers = boxed([f"{study.name}: {answer.title(study)}." for study in compared])
+    answers = box([f"{study.name}: {answer.title(study)}." for study in compared])
     return answers + picture + shown([answer.comparison_table(compared)])
 
 
@@ -60,7 +60,7 @@ def curves(studies: Sequence[Study]) -> Figure | None:
         if math.isfinite(unigram):
             ax.axhline(unigram, color="#5b6470", linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         lr_axis(ax, study.runs["lr"], most=4)
-        ax.set_title(wrapped(study.name, 26), loc="left", fontweight="bold")
+        ax.set_title(wrap(study.name, 26), loc="left", fontweight="bold")
         ax.set_xlabel("times each optimizer's own rate" if study.is_in_multiples else "learning rate")
     for ax in axes[len(drawn) :]:
         ax.remove()

@@ -19,7 +19,7 @@ from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Form, Measure, Place, grid_table, percent, phase_tables, rows_of_run
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, REAL, SHARE, Scale
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Figures, Section, by_phase, is_of_rates, plain_body
+from analysis.sections.section import Figures, Section, draw_by_phase, is_of_rates, make_body
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import power
@@ -133,7 +133,7 @@ def applies(study: Study) -> bool:
 
 def figures(study: Study) -> Figures:
     """Draw ``training_free-<phase>-<number>``, one for each series."""
-    return by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION) if applies(study) else {}
+    return draw_by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION) if applies(study) else {}
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
@@ -161,7 +161,7 @@ def _figure(models: Frame, layers: Frame, title: str) -> Figure:
         dashes |= {f"{mixer}: {label}": style for label, style in own.items()}
         _against_share(line[0], gaps(rows), shares(rows), colors, own)
         _against_share(line[1], errors(of_layers), shares(rows), colors, own)
-        _by_layer(line[2], of_layers, colors, own)
+        _draw_layers(line[2], of_layers, colors, own)
         line[0].set_ylabel(f"{mixer}\nNLL gap (nats)")
         line[1].set_ylabel("relative error")
     for ax in axes[-1][:2]:
@@ -194,9 +194,9 @@ def _against_share(
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _by_layer(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapping[str, Any]) -> None:
+def _draw_layers(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapping[str, Any]) -> None:
     """Draw each layer's error at the budget nearest to `SHOWN_BUDGET`."""
-    budget = shown_budget(sorted(set(layers["budget"])))
+    budget = choose_budget(sorted(set(layers["budget"])))
     rows = layers[layers["budget"] == budget]
     values = over_seeds(rows.groupby([*RUN, "layer"])["error"].mean()).rename("error").reset_index()
     for (lr, label), line in values.groupby(["run_lr", "label"]):
@@ -206,9 +206,9 @@ def _by_layer(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapp
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def shown_budget(budgets: Sequence[float]) -> float:
+def choose_budget(budgets: Sequence[float]) -> float:
     """Return the measured budget nearest to `SHOWN_BUDGET`, the smaller of two."""
     return min(budgets, key=lambda budget: (abs(budget - SHOWN_BUDGET), budget))
 
 
-SECTION = Section(plain_body("What stands in for sa without training", study_tables), applies, figures)
+SECTION = Section(make_body("What stands in for sa without training", study_tables), applies, figures)

@@ -172,10 +172,10 @@ def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
     if reference is not None and reference not in there:
         raise ValueError(f"reference={reference}: no run of {study_dir.name} has it; choose of {', '.join(there)}")
     if multiples.are_rates_of_their_own(manifest):
-        frames, extra = multiples.of_tables(frames, extra, manifest)
+        frames, extra = multiples.convert_tables(frames, extra, manifest)
     for axis in ("mechanism", *naming.SETTING_AXES):  # names from foreign files may hold unprintable characters
         frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
-    frames["runs"] = naming.with_series(frames["runs"], manifest)
+    frames["runs"] = naming.name_series(frames["runs"], manifest)
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
@@ -278,7 +278,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
         raise ValueError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again"
         )
-    return _typed(table.select(columns).replace_schema_metadata(None).to_pandas())
+    return _set_types(table.select(columns).replace_schema_metadata(None).to_pandas())
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
@@ -291,7 +291,7 @@ def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
         return None
 
 
-def _typed(frame: Frame) -> Frame:
+def _set_types(frame: Frame) -> Frame:
     """Return text columns as str ("" for null) and all others as float64 (NaN for null)."""
     # an all-null column has no type in parquet, so types are set here
     columns = {

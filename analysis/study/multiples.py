@@ -36,10 +36,10 @@ def are_rates_of_their_own(manifest: Mapping[str, Any]) -> bool:
     return bool(manifest.get("lr_multiples")) and len(set(references(manifest).values())) > 1
 
 
-def of_tables(
+def convert_tables(
     frames: Mapping[str, Frame], extra: Mapping[str, Mapping[str, Frame]], manifest: Mapping[str, Any]
 ) -> tuple[dict[str, Frame], dict[str, dict[str, Frame]]]:
-    """Return a study's tables with `converted` rates.
+    """Return a study's tables with `convert`ed rates.
 
     Args:
         frames: required tables by name, as read by `analysis.study.load`.
@@ -48,15 +48,15 @@ def of_tables(
     """
     own, nominal, runs = references(manifest), manifest["lr_multiples"], frames["runs"]
     by_run = {run: own[name] for run, name in zip(runs["run_id"], runs["optimizer"], strict=True) if name in own}
-    found = {name: converted(each, by_run, nominal if name == "runs" else ()) for name, each in frames.items()}
+    found = {name: convert(each, by_run, nominal if name == "runs" else ()) for name, each in frames.items()}
     more = {
-        kind: {name: converted(each, by_run, nominal if kind == "searches" else ()) for name, each in tables.items()}
+        kind: {name: convert(each, by_run, nominal if kind == "searches" else ()) for name, each in tables.items()}
         for kind, tables in extra.items()
     }
     return found, more
 
 
-def converted(frame: Frame, by_run: Mapping[str, float], nominal: Sequence[float] = ()) -> Frame:
+def convert(frame: Frame, by_run: Mapping[str, float], nominal: Sequence[float] = ()) -> Frame:
     """Return a table with its `RATES` divided by each run's reference rate.
 
     Args:

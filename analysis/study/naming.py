@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.words import shortened, value_text
+from analysis.words import shorten, value_text
 
 if TYPE_CHECKING:
     Frame = Any
@@ -34,7 +34,7 @@ SPELLED = {
 BLIND = "(blind)"  # suffix for mechanisms unable to distinguish a text from its mirror image
 
 
-def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
+def name_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     """Add name columns to the runs.
 
     - ``setting``: the varying axes except mechanism, an ablation's variant last; "" if none varies.
@@ -55,18 +55,18 @@ def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
         for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
     ]
     columns = [_labels(axis, list(runs[axis])) for axis in varying]
-    labels = [_joined(*row) for row in zip(*columns, strict=True)] if varying else [""] * len(runs)
+    labels = [_join(*row) for row in zip(*columns, strict=True)] if varying else [""] * len(runs)
     base_names = _base_names(runs, manifest)
-    variants = [shortened(each) for each in runs["variant"]]
+    variants = [shorten(each) for each in runs["variant"]]
     own = [variant or base for variant, base in zip(variants, base_names, strict=True)]
     blind = [BLIND if each == 1 else "" for each in runs["blind_to_order"]]
-    runs["setting"] = list(map(_joined, labels, variants))
-    runs["series"] = list(map(_joined, named, labels, own, blind))
-    runs["label"] = list(map(_joined, runs["mechanism"], own, blind))
-    runs["earlier"] = list(map(_joined, named, labels, runs["variant"]))
-    base_series = list(map(_joined, named, labels, base_names))
+    runs["setting"] = list(map(_join, labels, variants))
+    runs["series"] = list(map(_join, named, labels, own, blind))
+    runs["label"] = list(map(_join, runs["mechanism"], own, blind))
+    runs["earlier"] = list(map(_join, named, labels, runs["variant"]))
+    base_series = list(map(_join, named, labels, base_names))
     blind_series = {series for series, mark in zip(runs["series"], blind, strict=True) if mark}
-    runs["base"] = [_joined(base, BLIND if _joined(base, BLIND) in blind_series else "") for base in base_series]
+    runs["base"] = [_join(base, BLIND if _join(base, BLIND) in blind_series else "") for base in base_series]
     return runs
 
 
@@ -75,7 +75,7 @@ def earlier(runs: Frame) -> dict[str, str]:
     return dict(zip(runs["earlier"], runs["series"], strict=True))
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
@@ -89,9 +89,9 @@ def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
     }
     names = []
     for mechanism, settings in zip(runs["mechanism"], runs["settings"], strict=True):
-        unusual = {setting.partition("=")[0]: shortened(setting) for setting in settings.split(" ")}
+        unusual = {setting.partition("=")[0]: shorten(setting) for setting in settings.split(" ")}
         known = [ablated.get((mechanism, key), unusual.get(key, "")) for key in NAMED_IN_BASE.get(mechanism, ())]
-        names.append(_joined(*known))
+        names.append(_join(*known))
     return names
 
 

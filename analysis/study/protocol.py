@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, plural
+from analysis.words import join_words, plural
 from stability.runs.schema import own_settings
 
 
@@ -55,7 +55,7 @@ def _slope(gradients: Mapping[str, str]) -> str:
     """Name the slope, e.g. ``"slope of the clipped gradient"``; by state if they differ."""
     if len(set(gradients.values())) == 1:
         return f"slope of the {next(iter(gradients.values()))} gradient"
-    named = listed(f"{gradient} gradient in the {state_text(state)}" for state, gradient in gradients.items())
+    named = join_words(f"{gradient} gradient in the {state_text(state)}" for state, gradient in gradients.items())
     return f"slope of the {named}"
 
 
@@ -71,7 +71,7 @@ WHOLE = {*NOUNS, "batch", "method"}  # fields in every recorded protocol
 BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_norm": None}
 
 
-def stated_in(study: Study, rows: Frame, state: str) -> str:
+def describe_protocol_in(study: Study, rows: Frame, state: str) -> str:
     """Return the protocol as `stated`; without rows, the one measured elsewhere or planned.
 
     Args:
@@ -80,16 +80,16 @@ def stated_in(study: Study, rows: Frame, state: str) -> str:
         state: optimizer state.
     """
     if len(rows):
-        return stated(rows)
+        return describe_protocol(rows)
     others = study.curvature.loc[study.curvature["state"] == state, "protocol"]
-    asked = asked_protocol(study)
+    asked = requested_protocol(study)
     whole = [BEFORE | asked] if asked.keys() >= WHOLE else []
     known = [BEFORE | json.loads(text) for text in sorted(set(others) - {""})] or whole
     lines = [sentence(protocol, {state: gradient_of(protocol, state)}) for protocol in known]
     return f"Protocol: {' / '.join(dict.fromkeys(lines)) or 'not recorded'}. No step was recorded."
 
 
-def stated(rows: Frame) -> str:
+def describe_protocol(rows: Frame) -> str:
     """Return the steps' protocol and methods with counts; several protocols with their numbers of runs."""
     counts: dict[str, int] = {}
     for text, group in rows.groupby("protocol"):
@@ -146,7 +146,7 @@ def states_explained(rows: Frame) -> str:
     )
 
 
-def asked_protocol(study: Study) -> dict[str, Any]:
+def requested_protocol(study: Study) -> dict[str, Any]:
     """Return the sweep's own α_max protocol; {} without one.
 
     The runs' batch and clipping norm replace nulls.
@@ -175,7 +175,7 @@ def base_rates(study: Study) -> str:
     if not told:
         return ""
     whose = (f"{role} at {' or '.join(f'{scale:g}' for scale in each)} times it" for role, each in told.items())
-    return f" LR and α_max are the base rate: of the parameters' roles {listed(whose)}."
+    return f" LR and α_max are the base rate: of the parameters' roles {join_words(whose)}."
 
 
 # Optimizers with Adam's averages, so with a defined state "paper": a fallback for runs without a record.
@@ -197,10 +197,10 @@ def lacks_state(study: Study, state: str) -> Column:
     return study.runs["optimizer"].isin(lacking)
 
 
-def undefined_states(study: Study) -> str:
+def explain_undefined_states(study: Study) -> str:
     """Return a sentence for each requested state undefined for some optimizer; "" if none."""
     told = {state for names in study.runs["undefined_states"] for state in names.split()}
-    asked = {*told, *study.curvature["state"], *asked_protocol(study).get("state", ())}
+    asked = {*told, *study.curvature["state"], *requested_protocol(study).get("state", ())}
     why = (
         "its warm-up sets the averages m and v of Adam; these runs can be measured from their own optimizer state only"
     )
@@ -209,14 +209,14 @@ def undefined_states(study: Study) -> str:
         optimizers = study.runs.loc[lacks_state(study, state), "optimizer"].tolist()
         if not optimizers:
             continue
-        whose = listed(f"{name} ({plural(optimizers.count(name), 'run')})" for name in sorted(set(optimizers)))
+        whose = join_words(f"{name} ({plural(optimizers.count(name), 'run')})" for name in sorted(set(optimizers)))
         sentences.append(f"The {state_text(state)} is not defined for {whose}{f': {why}' if state == 'paper' else ''}.")
     return " ".join(sentences)
 
 
 def methods(rows: Frame) -> str:
     """Return the methods used, with their numbers of steps."""
-    return listed(
+    return join_words(
         f"{method or 'not recorded'} ({plural(count, 'step')})"
         for method, count in rows["method"].value_counts().items()
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
-from analysis.words import listed
+from analysis.words import join_words
 
 MOST_IN_A_CAPTION = 2
 OPTIMIZER = "optimizer"  # protocol key: unusual flags of `stability.optimizers.AbstractOptimizer`
@@ -22,7 +22,7 @@ def step_terms(study: Study) -> str:
 
     Each has a leading space.
     """
-    return "".join(f" {sentence}" for sentence in explained(_protocols(study)))
+    return "".join(f" {sentence}" for sentence in explain(_protocols(study)))
 
 
 def terms_in_brief(study: Study) -> str:
@@ -30,7 +30,7 @@ def terms_in_brief(study: Study) -> str:
     known = _terms(_protocols(study))
     if sum(len(_sentences(name, terms)) for name, terms in known.items()) <= MOST_IN_A_CAPTION:
         return step_terms(study)
-    return f" What α_max means of {listed(sorted(known))} is told in the section on it."
+    return f" What α_max means of {join_words(sorted(known))} is told in the section on it."
 
 
 @once_per_study
@@ -38,7 +38,7 @@ def _protocols(study: Study) -> frozenset[str]:
     return frozenset(study.curvature["protocol"])
 
 
-def explained(protocols: Iterable[str]) -> list[str]:
+def explain(protocols: Iterable[str]) -> list[str]:
     """Return these sentences from recorded protocols, sorted by optimizer."""
     found = _terms(protocols)
     return [sentence for name in sorted(found) for sentence in _sentences(name, found[name])]

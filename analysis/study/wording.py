@@ -11,7 +11,7 @@ from typing import Any
 from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import BLIND
-from analysis.words import count_range, listed, lr_text, plural
+from analysis.words import count_range, join_words, lr_text, plural
 from stability.runs.recorded_words import words_of_record
 from stability.runs.words import Words
 
@@ -26,7 +26,7 @@ def objective(study: Study) -> str:
 
     The name alone if the record has no summary.
     """
-    return words(study).summary or listed(sorted(set(study.runs["objective"]) - {""}))
+    return words(study).summary or join_words(sorted(set(study.runs["objective"]) - {""}))
 
 
 def data(study: Study) -> str:
@@ -82,7 +82,7 @@ def model(study: Study) -> str:
     E.g. ``"nano ffn=glu: 2 layers, …"``.
     """
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
-    names = listed(sorted(set(study.runs["model"]) - {""}))
+    names = join_words(sorted(set(study.runs["model"]) - {""}))
     if not known:
         return f"{names or 'size not recorded'}; {parameters}"
     counts = f"{plural(known['layers'], 'layer')}, width {known['width']}, {plural(known['heads'], 'head')}"
@@ -105,7 +105,7 @@ def recipe(study: Study) -> str:
         return ""
     warmup = f" after {plural(schedule['warmup_steps'], 'warm-up step')}" if schedule.get("warmup_steps") else ""
     clip = f"gradient norm clipped at {spec['clip_norm']:g}" if spec["clip_norm"] else "no gradient clipping"
-    return f"{listed(sorted(set(study.runs['optimizer'])))}, {schedule['name']} learning rate{warmup}, {clip}"
+    return f"{join_words(sorted(set(study.runs['optimizer'])))}, {schedule['name']} learning rate{warmup}, {clip}"
 
 
 def _part(study: Study, key: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.study.load import Study
-from analysis.study.naming import with_series
+from analysis.study.naming import name_series
 from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, TEXT
 
 K, MEASURED_STEPS, LAST = 50, (1, 10), 200  # the horizon is step 61
@@ -40,7 +40,7 @@ def study_of(runs: Sequence[dict[str, Any]], name: str = "made_up", **fields: An
         for column in frame:
             values = frame[column].astype(object)
             frame[column] = values.where(values.notna(), "") if column in TEXT else values.astype(float)
-    frames["runs"] = with_series(frames["runs"], {})
+    frames["runs"] = name_series(frames["runs"], {})
     return Study(name=name, study={"name": name}, **frames, **fields)
 
 

@@ -12,8 +12,8 @@ from analysis.sections import curvature
 from analysis.sections.alpha_along_step import step_figure, typical_steps
 from analysis.sections.block_shares import blocks_table
 from analysis.sections.curvature import step_figures
-from analysis.sections.spectrum_figures import density_figures, profile_figures, shown, smoothed
-from analysis.sections.steps import fallen_steps, fallen_tables, sharpness_table
+from analysis.sections.spectrum_figures import density_figures, profile_figures, smooth, spectrum_rows_of
+from analysis.sections.steps import find_fallen, make_fallen_tables, sharpness_table
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.schema import SPECTRA_COLUMNS
@@ -63,8 +63,8 @@ def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_pat
     )
     study = load(path)
     study.curvature["loss_after"] = [2.8, 2.95, math.nan, 2.85]
-    assert fallen_steps(study.curvature).tolist() == [True, False, False, True]
-    (table,) = fallen_tables(study)
+    assert find_fallen(study.curvature).tolist() == [True, False, False, True]
+    (table,) = make_fallen_tables(study)
     assert table.header == ("LR", "sa")
     assert (table.rows[0][1].text, table.rows[0][1].detail) == ("50", "n=4")
 
@@ -80,9 +80,9 @@ def test_the_steps_beyond_alpha_max_that_lowered_their_loss_are_counted_not_asse
     )
     study = load(path)
     study.curvature["loss_after"] = [2.8, 2.95, 2.8, 2.8, 2.95]
-    assert "of the 3 steps beyond it, 1 lowered the loss nevertheless" in fallen_tables(study)[0].caption
+    assert "of the 3 steps beyond it, 1 lowered the loss nevertheless" in make_fallen_tables(study)[0].caption
     beyond_none = replace(study, curvature=study.curvature.assign(alpha_max=1.0))
-    assert "no step went beyond it here" in fallen_tables(beyond_none)[0].caption
+    assert "no step went beyond it here" in make_fallen_tables(beyond_none)[0].caption
 
 
 def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp_path):
@@ -96,7 +96,7 @@ def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp
     )
     study = load(path)
     study.curvature["critical_lr"] = [2.0, 6.0, 5.0, 0.0, math.inf, 0.0]
-    (table,) = fallen_tables(study)
+    (table,) = make_fallen_tables(study)
     assert table.header == ("LR", "sa", "sa")
     assert (table.rows[0][2].text, table.rows[0][2].detail) == ("2.5e0", "2.2e0–2.8e0, n=2")
 
@@ -140,7 +140,7 @@ def test_spectra_of_diverged_runs_are_never_terminal_and_the_runs_are_counted(tm
         "the seed that is left"
     )
     for name in ("profile", "density", "blocks"):
-        rows = shown(study, name, "terminal")
+        rows = spectrum_rows_of(study, name, "terminal")
         assert (
             set(rows.loc[rows["series"] == "sa", "run_lr"]) == {1e-3}
             and rows.loc[rows["series"] == "sa", "run_id"].nunique() == 1
@@ -187,7 +187,7 @@ def test_the_density_of_several_runs_integrates_to_one(spectra_dir):
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["sa", "sc"]
     rows = study.spectra["density"]
     grid = np.linspace(-10, 40, 20001)
-    assert np.trapezoid(smoothed(rows, grid, 0.2), grid) == pytest.approx(1, rel=1e-9)
+    assert np.trapezoid(smooth(rows, grid, 0.2), grid) == pytest.approx(1, rel=1e-9)
 
 
 def test_without_spectra_there_is_no_figure_of_them(quickstart):

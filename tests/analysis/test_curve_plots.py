@@ -11,7 +11,7 @@ import pytest
 
 from analysis.drawing.style import lr_colors
 from analysis.sections.curves import figures as curve_figures
-from analysis.sections.curves import median_curves, smoothed
+from analysis.sections.curves import median_curves, smooth
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
@@ -33,7 +33,7 @@ def median_curve(rows, width):
 
 
 def test_smoothing_leaves_lost_losses_out():
-    line = smoothed(pd.Series([1.0] * 20 + [3.0] * 20 + [math.inf, math.nan]))
+    line = smooth(pd.Series([1.0] * 20 + [3.0] * 20 + [math.inf, math.nan]))
     assert line[5] == 1.0 and line[30] == 3.0 and line[20] == 2.0 and math.isnan(line[40]) and math.isnan(line[41])
 
 

@@ -8,7 +8,17 @@ import pandas as pd
 import pytest
 
 from analysis.numbers import early
-from analysis.numbers.early import BEFORE, DURING, JUDGED, NO_RESULT, TOO_SHORT, UNMEASURED, breaks, early_runs, named
+from analysis.numbers.early import (
+    BEFORE,
+    DURING,
+    JUDGED,
+    NO_RESULT,
+    TOO_SHORT,
+    UNMEASURED,
+    breaks,
+    early_runs,
+    name_runs,
+)
 from analysis.numbers.early_curves import crossing, early_curves
 from stability.config.training import VerdictSpec
 from stability.runs.schema import SEARCH_COLUMNS
@@ -132,14 +142,14 @@ def test_every_run_has_exactly_one_fate():
 
 def test_a_run_that_two_studies_list_counts_once():
     shared = run(1e-3, 1.0, run_id="shared")
-    found = early.of_studies([study_of([shared, run(1e-2, 1.0)], "one"), study_of([shared], "two")])
+    found = early.join_early_runs([study_of([shared, run(1e-2, 1.0)], "one"), study_of([shared], "two")])
     assert found["run_id"].tolist() == ["shared", "one1"]
 
 
 def test_runs_are_named_by_series_and_rate_with_their_number():
     found = early_runs(study_of([run(1e-3, 1.0, seed=seed) for seed in range(3)] + [run(1e-2, 1.0, mechanism="sc")]))
-    assert named(found) == "sa 1e-3 (3), sc 1e-2"
-    assert named(found, most=1) == "sa 1e-3 (3) and 1 more"
+    assert name_runs(found) == "sa 1e-3 (3), sc 1e-2"
+    assert name_runs(found, most=1) == "sa 1e-3 (3) and 1 more"
 
 
 @pytest.mark.parametrize(

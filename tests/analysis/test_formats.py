@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 from analysis import assembly
 from analysis.drawing import formats
-from analysis.drawing.interactive import Unknown, described
+from analysis.drawing.interactive import Unknown, describe
 from analysis.drawing.pieces import Picture
 from analysis.drawing.tables import narrow
 from analysis.drawing.typeset import Cell, Table
-from analysis.drawing.web_text import plain
+from analysis.drawing.web_text import to_html
 from analysis.export import export
 from analysis.page import build_page
 from analysis.study.load import load
@@ -58,11 +58,11 @@ def test_what_is_broken_into_lines_for_a_narrow_column_is_whole_in_the_data():
 def test_numbers_are_floats_beside_their_text():
     rows = [["1e-3", "≥ 1.50"], ["−2.5e-1", "--"], ["+50 %", "diverged 3/3"], ["×0.16", "3 of 4"], ["", "1–2"]]
     table = Table("t", "", ("a", "b"), tuple(tuple(map(Cell, row)) for row in rows))
-    found = formats.with_numbers(table)
+    found = formats.add_numbers(table)
     assert list(found.columns) == ["a", "a: number", "b", "b: number"]
     assert found["a: number"].tolist()[:4] == [1e-3, -0.25, 50.0, 0.16] and found["a: number"].isna().tolist()[4]
     assert found["b: number"].dropna().tolist() == [1.5]
-    assert "b: number" not in formats.with_numbers(Table("t", "", ("a", "b"), table.rows[1:])).columns
+    assert "b: number" not in formats.add_numbers(Table("t", "", ("a", "b"), table.rows[1:])).columns
 
 
 def test_columns_of_one_name_are_numbered():
@@ -110,7 +110,7 @@ def figure_of_everything():
 
 
 def test_a_figure_keeps_its_numbers_colours_and_words():
-    spec = json.loads(json.dumps(described(figure_of_everything()), allow_nan=False))
+    spec = json.loads(json.dumps(describe(figure_of_everything()), allow_nan=False))
     area, line, rule, *rest = sorted(spec["data"], key=lambda trace: (trace["xaxis"], trace.get("fill") is None))
     assert (line["x"], line["y"]) == ([1e-3, 1e-2, 1e-1], [1.0, None, 3.0])
     assert (line["name"], line["line"]["color"], line["marker"]["symbol"]) == ("sa", "#0072b2", "square")
@@ -130,16 +130,16 @@ def test_what_plotly_has_no_words_for_is_named():
     figure = Figure()
     figure.add_subplot(projection="3d")
     with pytest.raises(Unknown, match="3d axes"):
-        described(figure)
+        describe(figure)
     figure = Figure()
     figure.subplots().quiver([0], [0], [1], [1])
     with pytest.raises(Unknown, match="Quiver"):
-        described(figure)
+        describe(figure)
 
 
 def test_mathematics_of_labels_becomes_plain_html():
-    assert plain(r"$\alpha_\mathrm{max}$ < $10^{-3}$") == "α<sub>max</sub> &lt; 10<sup>-3</sup>"
-    assert plain("median α_max") == "median α<sub>max</sub>"
+    assert to_html(r"$\alpha_\mathrm{max}$ < $10^{-3}$") == "α<sub>max</sub> &lt; 10<sup>-3</sup>"
+    assert to_html("median α_max") == "median α<sub>max</sub>"
 
 
 @pytest.fixture(scope="module")

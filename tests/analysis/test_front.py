@@ -18,7 +18,7 @@ from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together
 from analysis.sections.answer import MOST_LINES, answer, answer_table, title
-from analysis.sections.front import what_was_run
+from analysis.sections.front import describe_runs
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
 from stability.registry import Registry
@@ -159,7 +159,7 @@ def test_the_sentence_on_alpha_max_has_the_smallest_and_the_largest_ratio(tmp_pa
 def test_what_was_run_counts_runs_and_spells_names_out(tmp_path):
     statuses = {("sa", 1.0, seed): ("diverged", "planted") for seed in range(3)}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.3)}, statuses=statuses)
-    said = what_was_run(found)
+    said = describe_runs(found)
     assert "2 mechanisms × 4 learning rates (1e-3 to 1e0) × 3 seeds: 24 runs" in said
     assert "3 diverged" in said and "sa: softmax self-attention; sc: self-consensus" in said
 

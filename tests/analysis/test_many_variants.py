@@ -13,7 +13,7 @@ from analysis.numbers.mixers import groups, numbers_of
 from analysis.report import summary
 from analysis.sections import ablation_figure
 from analysis.study.load import load
-from analysis.words import shortened, value_text, wrapped
+from analysis.words import shorten, value_text, wrap
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_mixers import HIGHER, LOWER, SA, measured_side_by_side, write_mixers
 
@@ -125,13 +125,13 @@ def test_names_that_repeat_in_a_pattern_are_counted(tmp_path):
     study = load(tell(write_mixers(tmp_path, kinds, seeds=1), "mix", "pattern", [["gla", "gla", "sa"], PATTERN]))
     assert set(study.series) == {"sa", "fox", "mix pattern=[2×gla,sa]", "mix pattern=[3×gated_deltanet,sa]"}
     assert f"pattern=[{','.join(PATTERN)}]" in set(study.runs["variant"])
-    assert shortened("pattern=[sa,sc,sa]") == "pattern=[sa,sc,sa]"
+    assert shorten("pattern=[sa,sc,sa]") == "pattern=[sa,sc,sa]"
     assert value_text([4, 4, 8]) == "[4,4,8]" and value_text([True, True]) == "[true,true]"
     assert value_text(PATTERN) == "[3×gated_deltanet,sa]"
 
 
 def test_a_name_is_broken_where_its_parts_meet():
-    assert wrapped("two_way of=gated_deltanet", 22) == "two_way\nof=gated_deltanet"
-    assert wrapped("mix pattern=[3×gated_deltanet,sa]", 22) == "mix pattern=\n[3×gated_deltanet,sa]"
-    assert wrapped("of=gated_deltanet", 10) == "of=gated_\ndeltanet"
-    assert wrapped("a" * 25, 22) == "a" * 22 + "\naaa"
+    assert wrap("two_way of=gated_deltanet", 22) == "two_way\nof=gated_deltanet"
+    assert wrap("mix pattern=[3×gated_deltanet,sa]", 22) == "mix pattern=\n[3×gated_deltanet,sa]"
+    assert wrap("of=gated_deltanet", 10) == "of=gated_\ndeltanet"
+    assert wrap("a" * 25, 22) == "a" * 22 + "\naaa"

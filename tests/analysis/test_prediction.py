@@ -9,10 +9,19 @@ from scipy.stats import mannwhitneyu, spearmanr
 from analysis.claims import prediction as said
 from analysis.drawing.pieces import Paragraph, typst
 from analysis.numbers.early import early_runs
-from analysis.numbers.early import of_studies as early_runs_of
+from analysis.numbers.early import join_early_runs as early_runs_of
 from analysis.numbers.early_curves import early_curves
-from analysis.numbers.early_curves import of_studies as early_curves_of
-from analysis.numbers.prediction import POOLED, SAME_RATE, best_baseline, judged, of_curves, of_runs, unit_of, verdict
+from analysis.numbers.early_curves import join_early_curves as early_curves_of
+from analysis.numbers.prediction import (
+    POOLED,
+    SAME_RATE,
+    best_baseline,
+    score_curves,
+    score_runs,
+    select_judged,
+    unit_of,
+    verdict,
+)
 from analysis.sections import contents, prediction
 from analysis.study.load import load
 from tests.analysis.foretelling import LAST, run, study_of
@@ -69,7 +78,7 @@ def unknown():
 def test_an_alpha_max_that_is_the_edge_tells_every_run_and_beats_every_baseline_but_one_that_luck_helps(known):
     """Of five mechanisms two have one edge and three the other: (2/5)⁵ + (3/5)⁵ = 9 % of the draws hold one edge only, and
     there the rate alone knows as much."""
-    found = by_column(of_runs(early_runs(known), "broke"))["alpha_max_ratio"]
+    found = by_column(score_runs(early_runs(known), "broke"))["alpha_max_ratio"]
     assert (found.scopes[POOLED].value, found.scopes[SAME_RATE].value) == (1.0, 1.0)
     judged = {column: verdict(each) for column, each in found.beyond.items()}
     assert judged.pop("lr") == "cannot tell" and found.beyond["lr"].low == 0
@@ -77,8 +86,8 @@ def test_an_alpha_max_that_is_the_edge_tells_every_run_and_beats_every_baseline_
 
 
 def test_the_areas_are_scipys_with_the_alarming_side_fixed_beforehand(unknown):
-    frame = judged(early_runs(unknown))
-    for each in of_runs(early_runs(unknown), "broke"):
+    frame = select_judged(early_runs(unknown))
+    for each in score_runs(early_runs(unknown), "broke"):
         values = each.predictor.sign * frame[each.predictor.column]
         low, high = values[~frame["broke"]], values[frame["broke"]]
         expected = mannwhitneyu(high, low).statistic / (len(low) * len(high))
@@ -86,7 +95,7 @@ def test_the_areas_are_scipys_with_the_alarming_side_fixed_beforehand(unknown):
 
 
 def test_an_alpha_max_that_knows_nothing_cannot_be_told_from_chance_and_the_text_says_so(unknown):
-    scored = of_runs(early_runs(unknown), "broke")
+    scored = score_runs(early_runs(unknown), "broke")
     found = by_column(scored)["alpha_max"]
     assert found.scopes[POOLED].low < 0.5 < found.scopes[POOLED].high
     claim = next(each for each in said.claims_on_runs(early_runs(unknown), scored, "broke") if "α_max:" in each.subject)
@@ -95,25 +104,25 @@ def test_an_alpha_max_that_knows_nothing_cannot_be_told_from_chance_and_the_text
 
 
 def test_the_rate_alone_tells_nothing_among_runs_of_one_rate(unknown):
-    assert by_column(of_runs(early_runs(unknown), "broke"))["lr"].scopes[SAME_RATE].value == 0.5
+    assert by_column(score_runs(early_runs(unknown), "broke"))["lr"].scopes[SAME_RATE].value == 0.5
 
 
 def test_groups_are_drawn_where_there_are_four_and_curves_where_there_are_fewer(known):
-    frame = judged(early_runs(known))
+    frame = select_judged(early_runs(known))
     assert unit_of(frame) == "group"
     assert unit_of(frame[frame["mechanism"].isin(("sa", "sc"))]) == "curve"
 
 
 def test_where_alpha_max_falls_below_the_rate_ranks_the_edges_as_scipy_does(known):
     curves = early_curves(known)
-    found = by_column(of_curves(curves, "edge"))["alpha_cross"]
+    found = by_column(score_curves(curves, "edge"))["alpha_cross"]
     assert found.scopes[POOLED].value == pytest.approx(spearmanr(curves["alpha_cross"], curves["edge"]).statistic)
     assert found.decades == pytest.approx(np.median(np.abs(np.log10(curves["alpha_cross"] / curves["edge"]))))
     assert math.isnan(found.scopes["sa"].value), "three curves of a mechanism have no rank correlation"
 
 
 def test_the_best_baseline_is_the_one_with_the_largest_area(known):
-    assert best_baseline(of_runs(early_runs(known), "broke")).predictor.column == "lr"
+    assert best_baseline(score_runs(early_runs(known), "broke")).predictor.column == "lr"
 
 
 def text_of(study):
@@ -129,7 +138,7 @@ def test_a_study_of_which_every_run_diverged_says_why_nothing_can_be_judged():
 
 def test_a_study_of_which_every_run_diverged_before_step_k_names_them():
     study = study_of([run(1e-1, None, "diverged", end=20, seed=seed) for seed in range(3)] + [run(1e-3, 1.0)])
-    told = said.counted(early_runs(study))[0]
+    told = said.count_runs(early_runs(study))[0]
     assert "Of 4 runs 1 are judged" in told and "3 runs that diverged or spiked by step k" in told
     assert "(sa 1e-1 (3))" in told
 
@@ -191,7 +200,9 @@ def test_what_differs_between_studies_enters_nothing():
                 there, here = (list(each.scopes.values()), list(scaled[column].scopes.values()))
                 assert [e.value for e in there] == pytest.approx([e.value for e in here], nan_ok=True), (kind, column)
     alone = [by_column(prediction.Evidence([each]).of_runs["broke"])["alpha_max"] for each in (one, others[0])]
-    pairs = [sum(broke) * sum(~broke) for broke in (judged(early_runs(each))["broke"] for each in (one, others[0]))]
+    pairs = [
+        sum(broke) * sum(~broke) for broke in (select_judged(early_runs(each))["broke"] for each in (one, others[0]))
+    ]
     mean = np.average([each.scopes[POOLED].value for each in alone], weights=pairs)
     assert by_column(found[0].of_runs["broke"])["alpha_max"].scopes[POOLED].value == pytest.approx(mean)
     text = typst(prediction.together([one, others[1]]))
@@ -260,7 +271,7 @@ def test_sets_of_runs_have_tables_and_differences_of_their_own():
 
 
 def test_nothing_is_compared_with_what_is_told_the_outcome(known):
-    scored = of_curves(early_curves(known), "edge")
+    scored = score_curves(early_curves(known), "edge")
     told = by_column(scored)["decade_below"]
     assert told.scopes[POOLED].value == pytest.approx(1.0) and told.beyond == {}
     assert best_baseline(scored) is not told
@@ -273,7 +284,7 @@ def test_a_rate_that_alpha_max_meets_nowhere_is_a_bound_and_no_distance():
     def alpha(m, lr, seed):
         return 3e-2 if m in ("sc", "mix") else 1e3
 
-    scored = of_curves(early_curves(study_of(grid(alpha, breaks_beyond_edge))), "edge")
+    scored = score_curves(early_curves(study_of(grid(alpha, breaks_beyond_edge))), "edge")
     found = by_column(scored)["alpha_cross"]
     assert found.num_bounds == 9 and found.numbers[POOLED] == 15
     assert found.decades == pytest.approx(math.log10(math.sqrt(1e-2 * 1e-1) / 3e-2))
@@ -283,7 +294,7 @@ def test_a_rate_that_alpha_max_meets_nowhere_is_a_bound_and_no_distance():
 def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():
     runs = grid(knowing, breaks_beyond_edge, critical=lambda m, lr, seed: math.nan if lr > edge_of(m) else 1.0)
     study = study_of(runs)
-    claims = said.claims_on_runs(early_runs(study), of_runs(early_runs(study), "broke"), "broke")
+    claims = said.claims_on_runs(early_runs(study), score_runs(early_runs(study), "broke"), "broke")
     claim = next(each for each in claims if each.subject.startswith("Critical LR"))
     assert claim.verdict == "not judged" and "of the 21 runs that have it all ended alike" in claim.text
 

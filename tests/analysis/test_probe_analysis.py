@@ -22,7 +22,7 @@ from analysis.sections.layer_figures import (
     _log_ticks,
     energy_figures,
     filter_figures,
-    kept,
+    kept_shares,
     qk_figures,
     response_curve,
 )
@@ -243,8 +243,8 @@ def test_the_response_curve_is_the_quantile_function_with_the_probes_scatter():
 def test_what_is_kept_is_the_median_of_ratios(probed):
     study = load(probed)
     rows = study.with_run(study.probes["spectra"])
-    assert kept(rows[rows["series"] == "sc"], "variance").tolist() == pytest.approx([0.2, 0.2])
-    assert kept(rows[rows["series"] == "mix"], "energy").to_dict() == {1: 0.25}
+    assert kept_shares(rows[rows["series"] == "sc"], "variance").tolist() == pytest.approx([0.2, 0.2])
+    assert kept_shares(rows[rows["series"] == "mix"], "energy").to_dict() == {1: 0.25}
 
 
 def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):

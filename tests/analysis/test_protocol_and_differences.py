@@ -14,16 +14,16 @@ from analysis.report import build, summary
 from analysis.sections.alpha import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.block_shares import block_figures, blocks_table, layer_of, part_of_model
-from analysis.sections.differences import differences_table, other_sign, relative_difference, verification
+from analysis.sections.differences import differences_table, find_other_sign, relative_difference, verification
 from analysis.study.load import load
 from analysis.study.protocol import (
+    describe_protocol,
+    explain_undefined_states,
     gradient_of,
     gradients,
     is_literal,
     sentence,
-    stated,
     states_explained,
-    undefined_states,
 )
 from stability.config.curvature import CurvatureSpec
 from stability.runs.schema import own_settings
@@ -68,11 +68,11 @@ def test_runs_measured_under_several_protocols_are_told_apart(study):
     first = study.runs["run_id"].iloc[0]
     other = {key: value for key, value in PROTOCOL.items() if key not in ("weight_decay", "gradient", "microbatch")}
     study.curvature["protocol"] = np.where(study.curvature["run_id"] == first, json.dumps(other), json.dumps(PROTOCOL))
-    line = stated(study.curvature)
+    line = describe_protocol(study.curvature)
     assert f"{sentence(PROTOCOL)} (3 runs)" in line
     assert "weight decay included in u; clipping norm 1; method auto (1 run)" in line
     study.curvature["protocol"] = ""
-    assert stated(study.curvature).startswith("Protocol: not recorded. ")
+    assert describe_protocol(study.curvature).startswith("Protocol: not recorded. ")
 
 
 def test_differences_compare_only_the_steps_that_hold_both(study):
@@ -124,7 +124,7 @@ def test_a_study_without_differences_has_no_table_of_them(study):
 def test_relative_difference_and_sign():
     exact, other = pd.Series([2.0, 0.0, -1.0, 1.0]), pd.Series([1.0, 0.0, 1.0, 0.0])
     assert relative_difference(exact, other).tolist() == [0.5, 0.0, 2.0, 1.0]
-    assert other_sign(exact, other).tolist() == [False, False, True, True]
+    assert find_other_sign(exact, other).tolist() == [False, False, True, True]
 
 
 def test_blocks_are_sorted_by_kind_and_layer():
@@ -149,7 +149,7 @@ def paper_rows(study, *, gradient="clipped", **changes):
 def test_to_the_letter_is_said_only_of_rows_that_are(study):
     literal = paper_rows(study)
     assert is_literal(literal) and "to the letter" in states_explained(literal)
-    assert "slope of the clipped gradient;" in stated(literal)
+    assert "slope of the clipped gradient;" in describe_protocol(literal)
     changes = (
         {"warmup_steps": 4},
         {"recorded_steps": 24},
@@ -183,7 +183,7 @@ def test_of_two_states_the_sentence_says_whose_gradient_is_whose(study):
     rows = pd.concat([paper_rows(study), paper_rows(study, gradient="true").assign(state="checkpoint")])
     assert (
         "slope of the clipped gradient in the paper's warm-up state and true gradient in the run's own state; weight"
-        in stated(rows)
+        in describe_protocol(rows)
     )
 
 
@@ -194,11 +194,11 @@ def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path, dr
     )
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
-    assert undefined_states(load(folder)) == ""
+    assert explain_undefined_states(load(folder)) == ""
     runs["undefined_states"], runs["optimizer"] = ["paper", None, "paper", "paper"], ["sgd", "adamw", "sgd", "lion"]
     write_table(path, "runs", runs.to_dict("records"))
     sentence = "The paper's warm-up state is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
-    assert undefined_states(load(folder)).startswith(sentence)
+    assert explain_undefined_states(load(folder)).startswith(sentence)
     assert sentence in " ".join(summary(folder).split())
     pages = pypdf.PdfReader(build(folder, tmp_path / "out")).pages
     assert "is not defined for lion (1 run) and sgd (2 runs)" in " ".join(

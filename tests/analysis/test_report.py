@@ -305,7 +305,7 @@ def test_settings_differ_by_dashes_mechanisms_by_colour(tmp_path):
 
 def test_literals_survive_typst():
     assert typeset.literal('a"b\\c\nd\x00e') == '"a\\"b\\\\c d\\\\x00e"'
-    body = pieces.typst(pieces.paragraph(NASTY) + pieces.boxed(["α_max over log10 LR"]))
+    body = pieces.typst(pieces.paragraph(NASTY) + pieces.box(["α_max over log10 LR"]))
     pdf = typst.compile(typeset.document("T", "s", body).encode(), ignore_system_fonts=True)
     assert "αmax over log10 LR" in text_of(io.BytesIO(pdf))
 

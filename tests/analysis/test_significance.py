@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.claims.claim import Claim, corrected, worded
+from analysis.claims.claim import Claim, correct, word_claim
 from analysis.numbers.comparison import decide
 from analysis.numbers.significance import holm, p_beyond, p_of_bounds
 
@@ -52,21 +52,21 @@ def test_p_values_are_scipys_and_agree_with_the_interval():
 
 
 def claim(subject, p, verdict="holds"):
-    return worded(
+    return word_claim(
         Claim(subject, verdict, n=3, finding=f"{subject} is larger", test=(subject,), p=p, differences=(0.2, 1.1, 2.3))
     )
 
 
 def test_a_claim_that_only_stands_alone_becomes_undecided_and_says_both_p_values():
-    one, two, three = corrected([claim("a", 0.001), claim("b", 0.03), claim("c", 0.5, "undecided")])
+    one, two, three = correct([claim("a", 0.001), claim("b", 0.03), claim("c", 0.5, "undecided")])
     assert (one.verdict, two.verdict, three.verdict) == ("holds", "undecided", "undecided")
     assert "Alone p = 3.0e-2, corrected for 3 comparisons 6.0e-2." in two.text
     # mean 1.2, deviation 1.054, level 5 % / 3: t_6 · 1.054 / √7 = 1.31 (3.287), t_7 · 1.054 / √8 = 1.16 (3.128)
     assert two.text.startswith("Undecided: needs about 8 seeds.")
-    assert corrected([claim("b", 0.03)])[0].verdict == "holds"
+    assert correct([claim("b", 0.03)])[0].verdict == "holds"
 
 
 def test_two_claims_on_one_comparison_are_counted_once():
     """0.02 and 0.03 stand as two comparisons (0.04); as three, 0.02 would be 0.06."""
     twice = [claim("a", 0.03), claim("a", 0.03), claim("b", 0.02)]
-    assert [each.verdict for each in corrected(twice)] == ["holds"] * 3
+    assert [each.verdict for each in correct(twice)] == ["holds"] * 3

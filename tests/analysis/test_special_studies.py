@@ -11,7 +11,7 @@ import pytest
 
 from analysis import assembly
 from analysis.drawing.files import lay_out
-from analysis.drawing.interactive import described
+from analysis.drawing.interactive import describe
 from analysis.drawing.pieces import Paragraph
 from analysis.drawing.style import RC
 from analysis.export import export
@@ -152,11 +152,11 @@ def test_a_figure_stands_alike_in_every_format_whichever_was_written_first(small
     for order in (("pdf", "svg", "png"), ("png", "pdf"), ()):
         figure = drawn()
         for kind in order:
-            assembly.rendered(figure, kind)
-        pdf = assembly.rendered(figure, "pdf")
-        found.append((places(figure), pdf, described(figure)))
+            assembly.render(figure, kind)
+        pdf = assembly.render(figure, "pdf")
+        found.append((places(figure), pdf, describe(figure)))
     unsaved = drawn()
-    assert all(each == found[0] for each in found) and described(unsaved) == found[0][2]
+    assert all(each == found[0] for each in found) and describe(unsaved) == found[0][2]
 
 
 def test_a_figure_is_drawn_once_for_all_that_it_is_written_as(small, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.numbers.spread import EXTREME, POSITIVE, SHARE, Spread, interval, mean_interval, t_975
-from analysis.words import count_range, duration, listed, lr_text, plural, power, short_count
+from analysis.words import count_range, duration, join_words, lr_text, plural, power, short_count
 
 
 def test_t_quantiles_have_their_closed_forms_and_those_of_a_printed_table():
@@ -158,4 +158,9 @@ def test_counts_and_durations():
 
 def test_words():
     assert (plural(1, "seed"), plural(2, "seed")) == ("1 seed", "2 seeds")
-    assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert [join_words(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]

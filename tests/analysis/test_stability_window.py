@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.numbers.windows import by_rate_and_seed, median_line, outcomes, window, windows
+from analysis.numbers.windows import median_line, outcomes, tabulate, window, windows
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -189,8 +189,6 @@ def test_the_table_of_rates_and_seeds_is_that_of_pandas(rows, of_several):
         index="lr", columns="seed", values="value", aggfunc=of_several, dropna=False
     )
     if rows:
-        pd.testing.assert_frame_equal(
-            by_rate_and_seed(runs, values, of_several), pivoted.sort_index(), check_exact=True
-        )
+        pd.testing.assert_frame_equal(tabulate(runs, values, of_several), pivoted.sort_index(), check_exact=True)
     else:
-        assert by_rate_and_seed(runs, values, of_several).empty
+        assert tabulate(runs, values, of_several).empty

@@ -13,13 +13,13 @@ import torch
 from analysis import report
 from analysis.drawing.typeset import Cell
 from analysis.numbers.step_comparison import compare_stable_steps
-from analysis.numbers.step_shares import counted, phases_and_states
+from analysis.numbers.step_shares import count_stable_steps, phases_and_states
 from analysis.sections import curvature as curvature_plots
 from analysis.sections.alpha import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables, last_table
-from analysis.sections.steps import fallen_tables
+from analysis.sections.steps import make_fallen_tables
 from analysis.study.load import load
-from analysis.study.protocol import ADAMS, undefined_states
+from analysis.study.protocol import ADAMS, explain_undefined_states
 from stability.config.curvature import CurvatureSpec
 from stability.registry import Registry
 from tests.analysis.synthetic import write_study
@@ -243,7 +243,7 @@ EVERY = {(m, lr, seed) for m in ("sa", "sc") for lr in LRS for seed in range(3)}
 def test_a_state_that_an_optimizer_does_not_have_makes_no_run_diverge_in_it(tmp_path):
     study = with_sgd(tmp_path, {("sa", 3e-2, 0)})
     for state, expected in (("paper", {"not defined"}), ("checkpoint", {"diverged", "measured"})):
-        count = counted(study, "terminal", state)
+        count = count_stable_steps(study, "terminal", state)
         assert set(count.loc[count["optimizer"] == "sgd", "outcome"]) == expected
         assert set(count.loc[count["optimizer"] == "adamw", "outcome"]) == {"diverged", "measured"}
 
@@ -264,7 +264,9 @@ def test_a_table_with_other_optimizers_says_where_a_state_is_not_defined(tmp_pat
             and "Diverged: sa sgd" not in text
             and "Not measured at all" not in text
         )
-    assert ["Not defined in this state: sa sgd and sc sgd." in table.caption for table in fallen_tables(study)] == [
+    assert [
+        "Not defined in this state: sa sgd and sc sgd." in table.caption for table in make_fallen_tables(study)
+    ] == [
         True,
         False,
     ]
@@ -279,7 +281,7 @@ def test_where_every_run_of_an_optimizer_that_is_no_adam_diverged_there_is_no_ta
     assert phases_and_states(study) == [("terminal", "checkpoint")]
     (table,) = alpha_tables(study)
     assert "run's own state" in table.title and row_of(table, "3e-2")[3] == Cell("0", "0–0, n=75\ndiverged 3/3")
-    assert undefined_states(study).startswith(
+    assert explain_undefined_states(study).startswith(
         "The paper's warm-up state is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam"
     )
     mixed = with_sgd(tmp_path / "mixed", EVERY)
@@ -291,10 +293,10 @@ def test_where_every_run_of_an_optimizer_that_is_no_adam_diverged_there_is_no_ta
 
 def test_an_optimizer_of_a_plugin_lacks_a_state_in_all_its_runs_where_the_file_of_one_says_so(tmp_path):
     study = with_sgd(tmp_path, {("sa", 3e-2, 0)}, settings=({"optimizer": "lion"},))
-    assert (counted(study, "terminal", "paper")["outcome"] != "not defined").all()
-    runs = study.runs.assign(undefined_states=["paper"] + [""] * (len(study.runs) - 1))
+    assert (count_stable_steps(study, "terminal", "paper")["outcome"] != "not defined").all()
+    runs = study.runs.assign(explain_undefined_states=["paper"] + [""] * (len(study.runs) - 1))
     rows = study.curvature[study.curvature["state"] != "paper"]
-    count = counted(replace(study, runs=runs, curvature=rows), "terminal", "paper")
+    count = count_stable_steps(replace(study, runs=runs, curvature=rows), "terminal", "paper")
     assert (count["outcome"] == "not defined").all()
 
 
@@ -311,15 +313,15 @@ def test_the_optimizers_that_are_an_adam_are_those_of_the_project():
 
 def test_the_steps_of_a_run_that_diverged_are_those_of_the_protocol(tmp_path):
     study = study_of(tmp_path, {("sa", 3e-2, 0)}, alpha=lambda *_: [1.0] * 5)
-    assert counted(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 5, (
+    assert count_stable_steps(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 5, (
         "as many as the others recorded"
     )
     study = replace(study, curvature=study.curvature.assign(protocol=json.dumps({"recorded_steps": 9})))
-    assert counted(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 9
+    assert count_stable_steps(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 9
 
 
 def test_steps_whose_loss_fell_count_diverged_runs_too(tmp_path):
-    (table,) = fallen_tables(study_of(tmp_path, TWO_OF_THREE))
+    (table,) = make_fallen_tables(study_of(tmp_path, TWO_OF_THREE))
     assert (
         row_of(table, "3e-2")[1] == Cell("33", "0–100, n=75\ndiverged 2/3\nsurvivors 100")
         and row_of(table, "3e-2")[2].text == "100"

@@ -10,10 +10,10 @@ import pytest
 from analysis.drawing import pieces
 from analysis.sections import alpha, curvature
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.steps import fallen_tables
+from analysis.sections.steps import make_fallen_tables
 from analysis.study.load import load
 from analysis.study.protocol import sentence
-from analysis.study.step_terms import explained, step_terms
+from analysis.study.step_terms import explain, step_terms
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.protocol import protocol_of
 from tests.analysis.synthetic import write_study
@@ -58,7 +58,7 @@ def test_the_text_every_table_and_every_figure_of_alpha_max_say_it(tmp_path, ter
     assert told in read(alpha.body(study, {}))
     tables = alpha_tables(study)
     assert tables and all(told in table.caption and told in table.brief for table in tables)
-    assert all(told in table.caption for table in fallen_tables(study)) and fallen_tables(study)
+    assert all(told in table.caption for table in make_fallen_tables(study)) and make_fallen_tables(study)
     for figures in (
         alpha.figures(study),
         {name: each for name, each in curvature.figures(study).items() if "steps" in name},
@@ -75,12 +75,12 @@ def test_the_protocol_itself_is_said_once_for_all_optimizers(tmp_path):
     protocol = json.loads(texts[0])
     for table in alpha_tables(mixed):
         assert table.caption.count(sentence(protocol).split(";")[0]) == 1
-    assert len(explained(texts)) == 1
+    assert len(explain(texts)) == 1
 
 
 def test_where_alpha_max_is_a_rate_like_any_other_nothing_is_said(tmp_path):
     study = study_of(tmp_path)
-    assert step_terms(study) == "" and explained(["", json.dumps({"batch": 2})]) == []
+    assert step_terms(study) == "" and explain(["", json.dumps({"batch": 2})]) == []
 
 
 def test_where_many_are_to_be_explained_captions_name_them_and_the_text_explains(tmp_path):

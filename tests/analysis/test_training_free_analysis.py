@@ -9,13 +9,13 @@ from pypdf import PdfReader
 from analysis.report import build
 from analysis.sections.training_free import (
     applies,
+    choose_budget,
     errors,
     figures,
     gaps,
     phase_figures,
     run_tables,
     shares,
-    shown_budget,
     study_tables,
 )
 from analysis.study.load import load
@@ -115,7 +115,7 @@ def test_figures_draw_a_point_a_budget_against_what_is_skipped_and_the_layers_of
 
 @pytest.mark.parametrize(("budgets", "shown"), [([0.1, 0.4, 0.9], 0.4), ([0.25, 0.75], 0.25), ([1.0], 1.0)])
 def test_the_layers_are_shown_at_the_budget_next_to_a_half(budgets, shown):
-    assert shown_budget(budgets) == shown
+    assert choose_budget(budgets) == shown
 
 
 def test_the_report_shows_figure_and_tables(tmp_path, drawn):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analysis.study.load import load
-from analysis.study.protocol import stated
+from analysis.study.protocol import describe_protocol
 from stability.build import build_model
 from stability.config.base import validate
 from stability.config.generation import GenerateSpec
@@ -163,6 +163,6 @@ def test_captions_say_what_the_step_and_what_the_loss_was_made_with(trained):
         study = StudyFolder.of(lab.pool, name)
         study.write([run.run_id])
         write(collect(study.path), study.results)
-        lines.append(stated(load(study.path).curvature))
+        lines.append(describe_protocol(load(study.path).curvature))
     said = "; u by gradients with dropout 0.3, the loss along it without; clipping norm 1;"
     assert said in lines[0] and "dropout" not in lines[1]

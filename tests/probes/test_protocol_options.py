@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.study.load import load
-from analysis.study.protocol import undefined_states
+from analysis.study.protocol import explain_undefined_states
 from stability import hessian
 from stability.models.backbone import Backbone
 from stability.probes.curvature.alpha_max import is_measured, measure
@@ -186,7 +186,9 @@ def test_a_run_that_was_asked_for_that_state_alone_says_so_without_a_row(lab):
     for asked, states in ((SHORT.model_copy(update={"state": ("paper",)}), set()), (SHORT, {"checkpoint"})):
         list(measure(directory, asked, cache_dir=lab.cache, device="cpu"))
         write(collect(study.path), study.results)
-        assert undefined_states(load(study.path)).startswith("The paper's warm-up state is not defined for sgd (1 run)")
+        assert explain_undefined_states(load(study.path)).startswith(
+            "The paper's warm-up state is not defined for sgd (1 run)"
+        )
         assert set(collect(study.path).curvature.state) == states
         assert is_measured(directory, asked)
 
