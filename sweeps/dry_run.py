@@ -88,7 +88,8 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
             f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
             f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
-    lines.append(_total(spec, [costs[kind] for kind in kinds], left, num_slots, gpu))
+    tokens = [run.steps * run.batch * run.model.positions for _, run in plan.points]
+    lines.append(_total(spec, [costs[kind] for kind in kinds], tokens, left, num_slots, gpu))
     if gpu is not None:
         lines += _room(costs, gpu)
     search = make_search(spec, corpus.fingerprint, {})
@@ -193,27 +194,33 @@ def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 
-def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float, gpu: Gpu | None = None) -> str:
+def _total(
+    spec: SweepSpec,
+    costs: Sequence[Cost],
+    tokens: Sequence[int],
+    left: Sequence[Left],
+    slots: float,
+    gpu: Gpu | None = None,
+) -> str:
     """Return the totals as text.
 
     Args:
         spec: the sweep.
         costs: the cost of each run.
+        tokens: the positions that each run trains on.
         left: the remaining work of each run.
         slots: runs at a time.
         gpu: the GPU of the timings, or None for this machine.
     """
-    a_run = spec.steps * spec.batch * spec.model.positions
-    missing, tokens = (
-        sum(bool(each.steps or each.after) for each in left),
-        round(sum(each.steps for each in left) * a_run),
+    missing = sum(bool(each.steps or each.after) for each in left)
+    of_the_left = [each.steps * number for each, number in zip(left, tokens, strict=True)]
+    text = (
+        f"in all: {sum(tokens):,} {_unit(spec)}; left to do: {count_runs(missing)}, {round(sum(of_the_left)):,} "
+        f"{_unit(spec)}"
     )
-    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {count_runs(missing)}, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
-        operations = sum(
-            OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True)
-        )
+        operations = sum(OPERATIONS * cost.num_params * number for cost, number in zip(costs, of_the_left, strict=True))
         reason = "split over devices, which is not timed" if spec.shard_parameters else "too large to be timed on a CPU"
         if gpu is not None:
             reason += ", and of no kind that can be estimated"

@@ -44,8 +44,8 @@ def throughput_claim(study: Study, other: str, plain: str, *, statement: str, le
         )
         return Claim(subject, "not judged", text, statement)
     numbers = (
-        f"{found.median:.3f} times that of {plain}, {_interval_text(found)}, {plural(found.turns, 'turn')} side by side "
-        f"on {study.throughput['device']}"
+        f"{found.median:.3f} times that of {plain}, {_interval_text(found)}, {plural(found.turns, 'turn')} side by "
+        f"side on {study.throughput['device']}"
     )
     effect, known = f"{found.median:.3f} times the throughput", _interval_text(found)
     judged = partial(Claim, subject, statement=statement, n=found.turns, effect=effect)

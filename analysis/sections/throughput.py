@@ -51,9 +51,9 @@ def _table_of_clocks(study: Study) -> Table | None:
     rows = tuple((Cell(name), Cell(_round(each.median), each.detail(_round))) for name, each in found.items())
     caption = (
         f"{_unit(study)} per second of a run's whole wall time, validation and checkpoints in it; median over "
-        f"rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_place_text(study)}: runs of "
-        "one mechanism followed each other, so that what else the machine did at the time is in it, and no ratio is made "
-        "of it. python -m benchmarks.throughput runs/studies/"
+        f"rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_place_text(study)}: runs "
+        "of one mechanism followed each other, so that what else the machine did at the time is in it, and no ratio is "
+        "made of it. python -m benchmarks.throughput runs/studies/"
         f"{study.name} measures them side by side."
     )
     return Table("Throughput as trained", caption, ("mechanism", "per second"), rows)

@@ -14,6 +14,7 @@ from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation, Word
 from stability.config.base import AXES, AnySettings, Settings, check_numbers
 from stability.config.parse import SPECS, parse
+from stability.config.scale import read_axes
 from stability.config.sweep import SweepSpec
 from stability.registry import add_plugin
 from stability.startup import uncollected
@@ -46,6 +47,7 @@ def compose_values(kind: type[Settings], invocation: Invocation) -> dict[str, An
         if kind is SweepSpec:
             _refuse_searched(invocation, values)
             values["name"] = study_name(invocation) if values.get("name") is None else values["name"]
+            values = read_axes(values)
         check_numbers(kind, values)
         return values
 

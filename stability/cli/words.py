@@ -12,7 +12,8 @@ from stability.config.model import ModelSpec
 
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
 CHOICES = (*AXES, "model", "ffn", "position", "linear", "objective", "data", "schedule", "lr", "search")
-ADDED = ("ablate.", "search.space.", "optimizer.groups.", "halving.")  # prefixes of keys missing from all yamls
+# prefixes of keys missing from all yamls
+ADDED = ("ablate.", "vary.", "search.space.", "optimizer.groups.", "halving.")
 SHORT = {"init": "init.source"}  # abbreviations: a group's name for its main setting
 A_RATE = re.compile(r"^([\[\d.+-]|nan$|inf$)")  # the beginning of a number or a list of numbers
 
@@ -52,7 +53,8 @@ class Word:
         - ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml.
         - ``init=…`` sets ``init.source``.
         - Paths are quoted.
-        - ``ablate.…``, ``search.space.…``, ``optimizer.groups.…`` and a model's optional settings get the sign ``++``.
+        - ``ablate.…``, ``vary.…``, ``search.space.…``, ``optimizer.groups.…`` and a model's optional settings get the
+          sign ``++``.
         - All others are unchanged.
         """
         if self.value is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,12 @@ class ModelSpec(Settings):
     layers: int = Field(ge=1, le=10_000, description="number of blocks")
     width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
+    head_width: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=2,
+        description="width of a head, in place of heads: as many as fit the width, in a sweep over widths, too; null: "
+        "by model.heads",
+    )
     positions: int = Field(ge=2, le=2**24, description="sequence length N in training")
     ffn_multiple: float = Field(
         default=4.0,
@@ -71,6 +77,17 @@ class ModelSpec(Settings):
         """Return the dropout share at a place other than the branches' outputs."""
         places = {"all": ("embedding", "attention"), "branches": (), "maps": ("embedding", "hidden")}
         return self.dropout if place in places[self.dropout_at] else 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_head_width(cls, values: Any) -> Any:
+        """Return the values with the number of heads of ``head_width``."""
+        if not isinstance(values, dict) or not isinstance(each := values.get("head_width"), int) or each < 2:
+            return values
+        width = values.get("width")
+        if isinstance(width, int) and width % each:
+            raise ValueError(f"model.head_width={each} must divide model.width={width}")
+        return values | ({"heads": width // each} if isinstance(width, int) else {})
 
     @model_validator(mode="after")
     def _check_dropout(self) -> ModelSpec:

@@ -21,6 +21,7 @@ from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
+from stability.config.scale import ScaleAxis, list_sizes, read_axes
 from stability.config.search import AnySearch, convert_halving, parse_search
 from stability.config.settled import resolve_auto
 from stability.config.training import Precision, WeightsSpec, parse_weights
@@ -66,6 +67,12 @@ class SweepSpec(AbstractRecipe):
         default={},
         validate_default=True,
         description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]",
+    )
+    vary: Annotated[tuple[ScaleAxis, ...], BeforeValidator(lambda axes: axes or ())] = Field(
+        default={},
+        validate_default=True,
+        description="fields that take several values, each with a curve of its own, e.g. "
+        "vary.schedule.warmup_steps=[0,100]; model.width=[32,64], model.layers, steps and batch take lists themselves",
     )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
     curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
@@ -131,6 +138,11 @@ class SweepSpec(AbstractRecipe):
     @classmethod
     def _read_older_words(cls, values: Any) -> Any:
         return convert_halving(values) if isinstance(values, dict) and "halving" in values else values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_axes(cls, values: Any) -> Any:
+        return read_axes(values) if isinstance(values, dict) else values
 
     @field_validator("precision")
     @classmethod
@@ -216,7 +228,7 @@ class SweepSpec(AbstractRecipe):
             "lr_peak": 1.0,
             "seed": 0,
         }
-        return tuple((label, validate(RunSpec, shared | choice)) for label, choice in self.curves())
+        return tuple((label, _make_run(shared | choice)) for label, choice in self.curves())
 
     def points(
         self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
@@ -237,7 +249,12 @@ class SweepSpec(AbstractRecipe):
         )
 
     def _vary(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the base, then its other precisions, then the variants of its parts."""
+        """Yield for each size the base, then its other precisions, then the variants of its parts."""
+        for size, fields in list_sizes(self, self.vary):
+            for label, choice in self._vary_parts(base | fields):
+                yield " ".join(filter(None, (size, label))), choice
+
+    def _vary_parts(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         first, *others = self.precision
         base = base | {"precision": first}
         yield "", base
@@ -249,3 +266,9 @@ class SweepSpec(AbstractRecipe):
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:
         """Return every run of the product."""
         return tuple(run for _, run in self.points(data_fingerprint))
+
+
+def _make_run(values: dict[str, Any]) -> RunSpec:
+    """Return a validated run with its number of heads alone, whether or not it came from ``head_width``."""
+    run = validate(RunSpec, values)
+    return run.model_copy(update={"model": run.model.model_copy(update={"head_width": None})})

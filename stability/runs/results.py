@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from stability.config.ablation import value_text
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import join_tables, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
@@ -94,8 +95,10 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
         [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:], broken
     )
     steps = [_recorded_steps(each) for each in files]
+    varied = [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
     rows = [
         _run_row(folder.path.name, each, scores[each.directory.run_id], parsed_columns)
+        | {"model": " ".join([_model_name(each.spec), *_sizes(each.spec, varied)])}
         | undefined_of(list(tables.values()))
         for each, tables in zip(files, steps, strict=True)
     ]
@@ -251,7 +254,6 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     cross = spec.get("cross") or {"name": ""}  # missing in runs older than cross mechanisms
     rest = {
         "norm": spec["norm"]["name"],
-        "model": _model_name(spec),
         "cross": cross["name"],
         "lr": spec["lr_peak"],
         "seed": spec["seed"],
@@ -270,6 +272,14 @@ def _model_name(spec: dict[str, Any]) -> str:
     others = [f"{key}={name}" for key, name in names.items() if name != USUAL[key]]
     weights = spec.get("weights")
     return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])
+
+
+def _sizes(spec: dict[str, Any], fields: Sequence[str]) -> Iterator[str]:
+    """Yield a run's values of the varied fields, e.g. ``"width=64"``, as `stability.config.scale` labels them."""
+    for name in fields:
+        group, _, key = name.rpartition(".")
+        held = spec.get(group, {}) if group else spec
+        yield f"{key}={value_text(held.get(key))}"
 
 
 def read_steps(directory: RunDirectory) -> tuple[list[pd.DataFrame], list[str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stability.config.ablation import value_text
 from stability.config.base import AXES
+from stability.config.scale import check_fields
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
 from stability.registry import Registry, near_misses
 
@@ -46,6 +48,14 @@ def searches_exclude_each_other(sweep: SweepSpec) -> None:
     sweep.rates()
 
 
+def sizes_vary_alone(sweep: SweepSpec) -> None:
+    """Refuse fields that cannot vary, and sizes beside a search or an ablation."""
+    check_fields([axis.field for axis in sweep.vary])
+    if sweep.vary and (sweep.search is not None or sweep.ablate):
+        other = "ablate" if sweep.search is None else f"search={sweep.search.name}"
+        raise ValueError(f"{sweep.vary[0].field}={value_text(sweep.vary[0].values)} varies beside {other}; choose one")
+
+
 def search_fits_sweep(sweep: SweepSpec) -> None:
     """Refuse a search unfit for the launcher, the schedule or the number of rates."""
     search, num_rates = sweep.search, len(sweep.lr.rates())
@@ -78,4 +88,10 @@ def reference_is_swept(sweep: SweepSpec) -> None:
         )
 
 
-OF_SWEEP = (reference_is_swept, ablated_parts_are_swept, searches_exclude_each_other, search_fits_sweep)
+OF_SWEEP = (
+    reference_is_swept,
+    sizes_vary_alone,
+    ablated_parts_are_swept,
+    searches_exclude_each_other,
+    search_fits_sweep,
+)
