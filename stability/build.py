@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from stability.config.base import Settings
 from stability.config.cross import contexts_of
 from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
@@ -19,10 +20,12 @@ from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
 from stability.models.embedding import FactorisedEmbedding
-from stability.models.init import initialise, without_memory
+from stability.models.init import initialise, own_parameters, without_memory
+from stability.models.scaling import TensorSize, find_sizes, scale_initial_values
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
-from stability.optimizers import optimizer_of
+from stability.optimizers import kinds, optimizer_of
+from stability.parametrizations import Growth
 from stability.registry import Registry
 
 BYTES_OF_FLOAT32 = 4
@@ -83,13 +86,58 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         )
         initialise(
             model,
-            spec.model.loops * spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
+            spec.model.loops * _base_layers(spec) * _branches(spec) + len(contexts_of(spec.objective)),
             spec.model.embedding_std,
             spec.model.init,
         )
+        if spec.parametrization.name != "standard":
+            _parametrize(spec, data_format, model)
         if spec.model.qk_bias:
             _start_local(model, embedding, spec.model.qk_bias)
     return model
+
+
+def _base_layers(spec: RunSpec) -> int:
+    """Return the number of blocks that branch outputs are initialised for."""
+    base = getattr(spec.parametrization.settings, "base_layers", None)
+    return spec.model.layers if base is None else base
+
+
+def _parametrize(spec: RunSpec, data_format: Any, model: Backbone) -> None:
+    """Scale an initialised model by its parametrization, whose factors the model keeps for its optimizer."""
+    part, settings = Registry("parametrizations").load(spec.parametrization.name), spec.parametrization.settings
+    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    base = shapes(_base_spec(spec), data_format)
+    sizes = find_sizes(own, {name: base[name] for name in own if name in base})
+    growth = _growth(spec, model)
+    model.factors = {name: part.factors(settings, name, size, growth) for name, size in sizes.items()}
+    scale_initial_values(model, model.factors, own_parameters(model))
+    model.readout_scale = part.readout(settings, growth)
+    for block in model.blocks:
+        cast(Any, block).branch_scale = part.branch(settings, growth)
+
+
+def _base_spec(spec: RunSpec) -> RunSpec:
+    """Return the run at its parametrization's base width: as wide heads, and as many blocks."""
+    size, width = spec.model, spec.parametrization.settings.base_width
+    base = size.model_copy(update={"width": width, "heads": width * size.heads // size.width})
+    return spec.model_copy(update={"model": base, "parametrization": Part(name="standard", settings=Settings())})
+
+
+def _growth(spec: RunSpec, model: Backbone) -> Growth:
+    """Return how much larger a model is than its parametrization's base, and how its optimizer steps."""
+    optimizer, config = Registry("optimizers").load(spec.optimizer.name), spec.optimizer.settings
+    of_kind = kinds(model) if optimizer.takes_matrices else {}
+
+    def update(name: str) -> Any:
+        return "adam" if of_kind.get(name) == "rest" else optimizer.update_family
+
+    def built_in(size: TensorSize) -> float:
+        own, base = (optimizer.built_in_scale(config, *shape) for shape in (size.shape, size.base_shape))
+        return own / base
+
+    width = spec.model.width / spec.parametrization.settings.base_width
+    return Growth(width, spec.model.layers / _base_layers(spec), spec.model.init, update, built_in)
 
 
 def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, table: nn.Module) -> HeadShape:
@@ -248,7 +296,14 @@ def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch
     further ones for roles with their own settings (`stability.optimizers.optimizer_of`).
     """
     part = spec.optimizer
-    return optimizer_of(Registry("optimizers").load(part.name), part.settings, part.groups, model, spec.lr_peak)
+    return optimizer_of(
+        Registry("optimizers").load(part.name),
+        part.settings,
+        part.groups,
+        model,
+        spec.lr_peak,
+        getattr(model, "factors", {}),
+    )
 
 
 def resolve_device(name: str) -> torch.device:

@@ -73,6 +73,8 @@ def _works(plan: RunPlan, spec: ProbeSpec) -> list[Work]:
     from stability.probes.layers.observing import list_observable, say_what_is_missing
 
     observable = {directory: list_observable(run, spec.what) for directory, run in plan.runs.items()}
+    if not observable:  # the plan's notes say why
+        return []
     say_what_is_missing(spec.what, observable.values())  # a single run without measurable layers is refused
     fitting = [directory for directory, found in observable.items() if found.is_there]
     if (folder := plan.checkpoint) is not None:

@@ -14,7 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears")
+FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears",
+            "parametrizations")  # fmt: skip
 MOST_CHOICES = 24
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # a module's dotted name
 # module path of each plugin by (family, name); filled by `add_plugin`, equal in the driver and in every worker

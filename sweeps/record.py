@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stability.config.sweep import SweepSpec
@@ -80,7 +83,26 @@ class StudyRecord:
         else:
             wall_s = earlier_s + time.time() - self.started
             origin = {**self.origin, "provenance": {**self.origin["provenance"], "wall_s": wall_s}}
-        replace(self, origin=origin).write(trials, found)
+        trained_by = {"trained_by": _list_trained_by(self.study.pool, run_ids)}
+        replace(self, origin={**origin, **trained_by}).write(trials, found)
+
+
+def _list_trained_by(pool: Path, run_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the commits and processors that trained the runs, those of most runs first.
+
+    Each as in `stability.runs.records.TrainedBy`.
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for run_id in run_ids:
+        file = RunDirectory(pool, run_id).provenance_file
+        found: dict[str, Any] = {}
+        with suppress(OSError, ValueError):  # missing or damaged: unknown
+            found = read_json(file)
+        counts[found.get("commit"), bool(found.get("dirty")), (found.get("hardware") or {}).get("cpu")] += 1
+    return [
+        {"commit": commit, "dirty": dirty, "cpu": cpu, "runs": number}
+        for (commit, dirty, cpu), number in counts.most_common()
+    ]
 
 
 def _list_reported(kept: Sequence[Earlier]) -> list[str]:

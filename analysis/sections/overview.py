@@ -31,6 +31,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     pairs = [
         ("Command", without_folders(_value_text(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
+        *([("Runs trained by", text)] if (text := _trained_by(study)) else []),
         ("Hardware", _hardware(known.get("hardware"))),
         ("Versions", ", ".join(versions) or "not recorded"),
         ("Data", f"{_value_text(known.get('data_description'))} (fingerprint {study.fingerprint})"),
@@ -50,13 +51,25 @@ def provenance_line(study: Study) -> str:
     parts = [
         f"Study {study.name}",
         f"commit {_value_text(known.get('commit'))[:12]}{' with uncommitted changes' if known.get('dirty') else ''}",
-        _hardware(known.get("hardware")),
+        f"its runs by {text}" if (text := _trained_by(study)) else _hardware(known.get("hardware")),
         f"data fingerprint {study.fingerprint}",
         _value_text(known.get("started_at")).replace("T", " "),
         f"{duration(float(study.runs['wall_s'].sum()))} of training",
         without_folders(_value_text(known.get("command") or study.study.get("command"))),
     ]
     return "; ".join(parts) + "."
+
+
+def _trained_by(study: Study) -> str:
+    """Name the commits and processors that trained the runs; "" if not recorded, or all are the record's own."""
+    found, known = study.study.get("trained_by") or [], _mapping(study.study.get("provenance"))
+    if {each["commit"] for each in found} <= {known.get("commit")}:
+        return ""
+    return join_words(
+        f"commit {_value_text(each['commit'])[:12]}{' with uncommitted changes' if each['dirty'] else ''} on "
+        f"{each['cpu'] or 'an unrecorded processor'} ({plural(each['runs'], 'run')})"
+        for each in found
+    )
 
 
 def _earlier(study: Study) -> list[tuple[str, str]]:

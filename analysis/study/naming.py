@@ -31,7 +31,7 @@ SPELLED = {
     "mamba2": "selective state space model, one decay per head", "titans": "neural memory trained while it reads",
     "mlm": "masked language model", "ar": "next-token prediction", "multitrack": "masked tracks of a protein",
 }  # fmt: skip
-BLIND = "(blind)"  # suffix for mechanisms unable to distinguish a text from its mirror image
+BLIND = "(blind)"  # suffix for mechanisms that hardly or never distinguish a text from its mirror image
 
 
 def name_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:

@@ -54,7 +54,8 @@ def mechanisms(study: Study) -> str:
     rows = sorted({tuple(map(str, row)) for row in bases[["mechanism", "settings", "reading"]].itertuples(index=False)})
     parts = [f"{mechanism}: {'; '.join(filter(None, said))}" for mechanism, *said in rows if any(said)]
     is_any_blind = bool((study.runs["blind_to_order"] == 1).any())
-    return "; ".join([*parts, *([f"{BLIND}: cannot distinguish a text from its mirror image"] if is_any_blind else [])])
+    blind = [f"{BLIND}: hardly or never distinguishes a text from its mirror image"] if is_any_blind else []
+    return "; ".join([*parts, *blind])
 
 
 def reference_rates(study: Study) -> str:

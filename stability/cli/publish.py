@@ -153,16 +153,37 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
         run = parse_run(spec)
     except ValueError:
         return {}
-    mechanism = Registry("mechanisms").load(run.mechanism.name)
     direction = Registry("objectives").load(run.objective.name).direction
-    # a causal reader knows the direction, and a cross mechanism's context may reveal it
-    can_be_blind = run.cross is None and direction != "causal"
     return {
         "state_bytes": sequence_state_bytes(run, direction),
         "settings": _settings(run),
         "reading": _reading(run),
-        "blind_to_order": int(can_be_blind and mechanism.blind_to_order(run.mechanism.settings)),
+        "blind_to_order": int(_is_blind_to_order(run, direction)),
     }
+
+
+def _is_blind_to_order(run: RunSpec, direction: str) -> bool:
+    """Return whether a run's model hardly or never distinguishes a text from its mirror image."""
+    from stability.mechanisms import MixerShape
+    from stability.mechanisms._mirrored import gives_mirrored_outputs
+
+    # a causal reader knows the direction, and a cross mechanism's context may reveal it
+    if direction == "causal" or run.cross is not None:
+        return False
+    mechanism, settings = Registry("mechanisms").load(run.mechanism.name), run.mechanism.settings
+    position = Registry("positions").load(run.position.name)
+    if position.rope(run.position.settings) is not None:
+        return mechanism.blind_to_order(settings)
+    if position.adds or Registry("objectives").load(run.objective.name).embeds_positions:
+        return False
+    size = run.model
+    shapes = [
+        MixerShape(size.width, size.heads, direction, layer, size.layers, None, num_positions=size.positions)
+        for layer in range(size.layers)
+    ]
+    return not mechanism.needs_edges(settings) and all(
+        gives_mirrored_outputs(lambda shape=shape: mechanism.build(settings, shape), size.width) for shape in shapes
+    )
 
 
 def _settings(run: RunSpec) -> str:
@@ -179,6 +200,9 @@ def _settings(run: RunSpec) -> str:
 def _reading(run: RunSpec) -> str:
     """Return the readings of their papers' formulas that a run's mechanism and its cross mechanism compute."""
     registry = Registry("mechanisms")
+    if Registry("positions").load(run.position.name).rope(run.position.settings) is None:
+        has_any = any(registry.load(each.name).reading(each.settings) for each in (run.mechanism, run.cross) if each)
+        return f"nothing is rotated (position={run.position.name})" if has_any else ""
     readings = [registry.load(run.mechanism.name).reading(run.mechanism.settings)]
     if run.cross is not None and (beside := registry.load(run.cross.name).reading(run.cross.settings)):
         readings.append(f"{run.cross.name} {beside}")

@@ -17,7 +17,13 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a
 LARGEST_INTEGER = 2**53
 # The axes of a sweep and their families. An axis lists several parts, so settings carry the part's name
 # (mechanism.sc.window).
-AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
+AXES = {
+    "mechanism": "mechanisms",
+    "residual": "residuals",
+    "optimizer": "optimizers",
+    "norm": "norms",
+    "parametrization": "parametrizations",
+}
 LONGEST_NAME = 40  # characters: a name is typed again for reports, and is part of file names and titles
 NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
 LONGEST_INPUT = 80  # longest part of a wrong value that a message repeats, in characters

@@ -102,6 +102,11 @@ class RunSpec(AbstractRecipe):
         description="optimizer and its settings but for the learning rate"
     )
     norm: Annotated[Part, one_part("norms"), Bare()] = Field(description="normalisation before each branch")
+    parametrization: Annotated[Part, one_part("parametrizations"), Bare(), Since("standard")] = Field(
+        default="standard",
+        validate_default=True,
+        description="factors by which initial values, learning rates, decay and ε depend on the size",
+    )
     lr_peak: float = Field(gt=0, description="peak learning rate")
     precision: Annotated[Precision, Since("float32")] = Field(
         default="float32",

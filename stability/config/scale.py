@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from stability.config.ablation import value_text
 from stability.config.base import Settings
+from stability.config.parts import Part, part
 
 LISTED = ("model.width", "model.layers", "steps", "batch")  # fields that may be lists themselves
 GROUPS = ("model", "schedule")  # of which every setting may vary, but for those in `FIXED`
@@ -17,6 +18,8 @@ FIELDS = ("steps", "batch", "clip_norm")
 FIXED = ("model.name", "model.positions", "model.head_width")
 OF_STEPS = ("schedule.warmup_steps", "evaluation.every_steps", "checkpoint.every_steps")  # grow with ``steps``
 MOST_AXES = 2
+BASES = {"base_width": "width", "base_depth": "layers"}  # settings of a parametrization → fields of the model
+STANDARD = "standard"
 
 
 class ScaleAxis(Settings):
@@ -148,3 +151,37 @@ def _nest(recipe: Any, changes: dict[str, Any]) -> dict[str, Any]:
         else:
             fields[field] = value
     return fields
+
+
+def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], smallest: Callable[[str], Any]) -> Part:
+    """Return a parametrization with its base sizes as numbers; at the base size the standard one.
+
+    Args:
+        parametrization: as given.
+        model: the sweep's model.
+        changed: changed fields of the run's model.
+        smallest: returns a varied field's smallest value; None for other fields.
+    """
+    settings, changes, is_base = parametrization.settings, {}, True
+    for name, field in BASES.items():
+        if name in type(settings).model_fields:
+            own = getattr(model, field)
+            base = getattr(settings, name) or smallest(f"model.{field}") or own
+            changes[name], is_base = base, is_base and changed.get(field, own) == base
+    if not changes:
+        return parametrization
+    if is_base:
+        return part("parametrizations", STANDARD)
+    return parametrization.model_copy(update={"settings": settings.model_copy(update=changes)})
+
+
+def require_base(parametrizations: Collection[Part], fields: Collection[str]) -> None:
+    """Refuse a parametrization whose base size is neither given nor the smallest of several; one line."""
+    for each in parametrizations:
+        own = {name: field for name, field in BASES.items() if name in type(each.settings).model_fields}
+        if own and not any(getattr(each.settings, name) or f"model.{field}" in fields for name, field in own.items()):
+            listed = " or ".join(f"model.{field}=[…]" for field in own.values())
+            raise ValueError(
+                f"parametrization={each.name} needs a base size: give several sizes, {listed}, of which the smallest "
+                f"is the base, or parametrization.{each.name}.base_width=…"
+            )

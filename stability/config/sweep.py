@@ -21,7 +21,7 @@ from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.scale import ScaleAxis, list_sizes, read_axes
+from stability.config.scale import ScaleAxis, list_sizes, read_axes, settle_base
 from stability.config.search import AnySearch, convert_halving, parse_search
 from stability.config.settled import resolve_auto
 from stability.config.training import Precision, WeightsSpec, parse_weights
@@ -38,7 +38,7 @@ def _make_tuple(value: Any) -> Any:
 class SweepSpec(AbstractRecipe):
     """A product of parts, learning rates and seeds, and how to run it.
 
-    The parts are mechanisms, residuals, optimizers and norms.
+    The parts are mechanisms, residuals, optimizers, norms and parametrizations.
     """
 
     mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
@@ -47,6 +47,12 @@ class SweepSpec(AbstractRecipe):
     residual: Annotated[tuple[Part, ...], some_parts("residuals")] = Field(min_length=1, description="residual schemes")
     optimizer: Annotated[tuple[Part, ...], some_parts("optimizers")] = Field(min_length=1, description="optimizers")
     norm: Annotated[tuple[Part, ...], some_parts("norms")] = Field(min_length=1, description="normalisations")
+    parametrization: Annotated[tuple[Part, ...], some_parts("parametrizations")] = Field(
+        default=("standard",),
+        validate_default=True,
+        min_length=1,
+        description="factors by which initial values, learning rates, decay and ε depend on the size",
+    )
     cross: Annotated[Part | CrossOfEach | None, BeforeValidator(parse_cross)] = Field(
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
@@ -198,7 +204,7 @@ class SweepSpec(AbstractRecipe):
 
         Each kind has one curve over learning rates. Variants follow their base.
         """
-        kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
+        kinds = itertools.product(*(getattr(self, axis) for axis in AXES))
         bases: list[dict[str, Any]] = [dict(zip(AXES, kind, strict=True)) for kind in kinds]
         return tuple((label, choice) for base in bases for label, choice in self._vary(base))
 
@@ -251,8 +257,28 @@ class SweepSpec(AbstractRecipe):
     def _vary(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield for each size the base, then its other precisions, then the variants of its parts."""
         for size, fields in list_sizes(self, self.vary):
-            for label, choice in self._vary_parts(base | fields):
+            scaled = base | {"parametrization": self._settle(base["parametrization"], fields)}
+            if scaled["parametrization"] is None:
+                continue
+            for label, choice in self._vary_parts(scaled | fields):
                 yield " ".join(filter(None, (size, label))), choice
+
+    def _settle(self, parametrization: Part, fields: dict[str, Any]) -> Part | None:
+        """Return a parametrization with its base sizes; at the base size the standard one.
+
+        Args:
+            parametrization: as given.
+            fields: changed fields of a run of some size.
+
+        Returns:
+            None for a run of the base size whose standard one is in the sweep as well.
+        """
+        sizes = {axis.field: axis.values for axis in self.vary}
+        found = settle_base(
+            parametrization, self.model, fields.get("model", {}), lambda field: min(sizes.get(field, ()), default=None)
+        )
+        is_twice = found.name != parametrization.name and any(each.name == found.name for each in self.parametrization)
+        return None if is_twice else found
 
     def _vary_parts(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         first, *others = self.precision

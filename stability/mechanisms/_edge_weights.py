@@ -39,7 +39,7 @@ RopeOfEdges = Annotated[
 # readings of the consensus paper's C.3, for a report's first page
 READINGS = {
     "gradient": "the energy of the rotated embeddings falls along its gradient, as C.3 says in words; by C.3's formula "
-    "(rope=absolute) a text and its mirror image cannot be distinguished",
+    "(rope=absolute) a text and its mirror image are hardly distinguished",
     "absolute": "C.3's formula to the letter",
     "relative": "disagreements are rotated by the distance, as in the authors' earlier code",
     "none": "nothing is rotated",

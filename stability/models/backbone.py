@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,6 +15,7 @@ from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 from stability.models.init import OwnInit
 from stability.models.precision import at_least_float32
+from stability.models.scaling import Factors
 from stability.models.shared import hold_once
 
 Readout = Callable[[Tensor, Tensor, Tensor | None], Any]
@@ -74,6 +76,8 @@ class Backbone(OwnInit):
 
     Attributes:
         gives_losses: whether `forward` supports ``losses``.
+        factors: a parametrization's factors by parameter; none: all are 1.
+        readout_scale: factor on the head's input.
     """
 
     # roles of the parts built here (`stability.config.groups`), unless a part defines other roles inside
@@ -86,6 +90,8 @@ class Backbone(OwnInit):
         "final_modulation": "condition",
     }
     gives_losses: ClassVar[bool] = True
+    factors: Mapping[str, Factors] = MappingProxyType({})
+    readout_scale: float = 1.0
 
     def __init__(
         self,
@@ -162,6 +168,8 @@ class Backbone(OwnInit):
             hidden_BND = self.final_modulation(condition_BC).shift_and_scale(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
+        if self.readout_scale != 1:
+            hidden_BND = self.readout_scale * hidden_BND
         result = self._read_out(hidden_BND, readout)
         return attach_losses(result, own) if losses else result
 

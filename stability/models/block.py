@@ -85,6 +85,7 @@ class Block(nn.Module):
         "mixer_residual": "residual",
         "ffn_residual": "residual",
     }
+    branch_scale: float = 1.0  # factor on both branches' outputs
 
     def __init__(
         self,
@@ -131,14 +132,17 @@ class Block(nn.Module):
 
         def mix(x_BND: Tensor) -> Tensor:
             y_BND = self.mixer(of_mixer.shift_and_scale(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
-            return of_mixer.apply_gate(self.dropout(split_loss(y_BND, mixer_losses)))
+            return self._scale(of_mixer.apply_gate(self.dropout(split_loss(y_BND, mixer_losses))))
 
         def feed_forward(x_BND: Tensor) -> Tensor:
             y_BND = self.ffn(of_ffn.shift_and_scale(self.ffn_norm(x_BND)))
-            return of_ffn.apply_gate(self.dropout(split_loss(y_BND, ffn_losses)))
+            return self._scale(of_ffn.apply_gate(self.dropout(split_loss(y_BND, ffn_losses))))
 
         state = self.mixer_residual(state, mix)
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
         state = self.ffn_residual(state, feed_forward)
         return attach_losses(state, [*average_losses(mixer_losses), *average_losses(ffn_losses)])
+
+    def _scale(self, y_BND: Tensor) -> Tensor:
+        return y_BND if self.branch_scale == 1 else self.branch_scale * y_BND

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -35,6 +35,9 @@ class AbstractOptimizer(KernelUser):
         averages: averaged weights are validated and saved (`_hooks.Averaging`).
         takes_hessian: some steps need an estimate of the Hessian's diagonal (`_hooks.TakingHessian`).
         schedules: names of suitable schedules; None: all.
+        update_family: how a step's size depends on the gradient, for a parametrization's learning rates: "adam" (its
+            entries are about as large as the learning rate), "sign", "sgd" (as the gradient's) or "orthogonal"
+            (singular values); None: unknown.
     """
 
     family: ClassVar[str] = "optimizers"
@@ -49,6 +52,7 @@ class AbstractOptimizer(KernelUser):
     averages: ClassVar[bool] = False
     takes_hessian: ClassVar[bool] = False
     schedules: ClassVar[tuple[str, ...] | None] = None
+    update_family: ClassVar[Literal["adam", "sign", "sgd", "orthogonal"] | None] = None
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
@@ -60,6 +64,11 @@ class AbstractOptimizer(KernelUser):
             lr: learning rate.
         """
         raise NotImplementedError
+
+    @classmethod
+    def built_in_scale(cls, config: Any, rows: int, columns: int) -> float:
+        """Return the factor by which the optimizer multiplies a matrix's step because of its shape."""
+        return 1.0
 
     @classmethod
     def decays(cls, config: Any, parameter: nn.Parameter) -> bool:

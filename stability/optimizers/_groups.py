@@ -5,14 +5,16 @@ They are divided by weight decay, by roles with their own settings, and into mat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from stability.config.groups import LR_SCALE, MATRIX_ROLES, ROLES, Group
+from stability.models.scaling import STANDARD, Factors
 from stability.optimizers._base import AbstractOptimizer, Parameters
 from stability.registry import near_misses
 
@@ -22,7 +24,12 @@ OF_REST = "rest_"  # prefix of AdamW's settings in an optimizer of matrices
 
 
 def optimizer_of(
-    part: type[AbstractOptimizer], config: Any, groups: Sequence[Group], model: nn.Module, lr: float
+    part: type[AbstractOptimizer],
+    config: Any,
+    groups: Sequence[Group],
+    model: nn.Module,
+    lr: float,
+    factors: Mapping[str, Factors] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
     """Return a part's optimizer over a model's parameters, in the model's order.
 
@@ -36,28 +43,62 @@ def optimizer_of(
         groups: roles with their own settings.
         model: the model.
         lr: learning rate.
+        factors: a parametrization's factors by parameter, on learning rate, decay and ε; none: all are 1.
 
     Raises:
         ValueError: as `check_roles` and `require_matrices`.
     """
     if part.takes_matrices:
         require_matrices(model, groups)
-    if not groups:
+    if not groups and not factors:
         return part.build(config, group_parameters(part, config, model), lr)
-    played = check_roles(groups, model)
-    own = {group.role for group in groups}
-    rest = [name for name, role in played.items() if role not in own]
-    whole = _build(part, config, model, rest, lr) if rest else None
-    for group in groups:
-        names = [name for name, role in played.items() if role == group.role]
-        single = _build(part, group.of(config), model, names, lr)
-        for each in single.param_groups:
-            scale = group.lr_scale * each.get(LR_SCALE, 1.0)
-            each |= {"name": " ".join(filter(None, (group.role, each.get("name")))), LR_SCALE: scale}
-        whole = single if whole is None else _join(whole, single)
-    assert whole is not None, "there is a group"
+    whole = None
+    for group, names in _split_by_role(groups, model):
+        for some in _split_by_factors(names, factors):
+            single = _build(part, config if group is None else group.of(config), model, some, lr)
+            for each in single.param_groups:
+                _scale(each, group, factors.get(some[0], STANDARD))
+            whole = single if whole is None else _join(whole, single)
+    assert whole is not None, "a model has parameters"
     set_lr(whole, lr)
     return whole
+
+
+def _split_by_role(groups: Sequence[Group], model: nn.Module) -> Iterator[tuple[Group | None, list[str]]]:
+    """Yield the parameters of roles without own settings, under None, then each group's."""
+    if not groups:
+        yield None, [name for name, _ in model.named_parameters()]
+        return
+    played = check_roles(groups, model)
+    own = {group.role for group in groups}
+    if rest := [name for name, role in played.items() if role not in own]:
+        yield None, rest
+    for group in groups:
+        yield group, [name for name, role in played.items() if role == group.role]
+
+
+def _split_by_factors(names: Sequence[str], factors: Mapping[str, Factors]) -> list[list[str]]:
+    """Return the names with equal factors of the optimizer's settings together, each in the given order."""
+    found: dict[tuple[float, ...], list[str]] = {}
+    for name in names:
+        found.setdefault(factors.get(name, STANDARD).of_optimizer, []).append(name)
+    return list(found.values())
+
+
+def _scale(each: dict[str, Any], group: Group | None, factors: Factors) -> None:
+    """Multiply a parameter group's settings by its role's and its tensors' factors, and name it after both."""
+    by_role = 1.0 if group is None else group.lr_scale
+    if group is not None or factors.lr != 1:
+        each[LR_SCALE] = by_role * factors.lr * each.get(LR_SCALE, 1.0)
+    if group is not None:
+        each["name"] = " ".join(filter(None, (group.role, each.get("name"))))
+    if factors.lr != 1:
+        each["name"] = " ".join(filter(None, (each.get("name"), f"lr×{factors.lr:.4g}")))
+    if factors.decay != 1 and each.get("weight_decay"):
+        each["weight_decay"] *= factors.decay
+    for key in ("eps", "epsilon"):
+        if factors.epsilon != 1 and key in each:
+            each[key] *= factors.epsilon
 
 
 def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from stability.optimizers._divided import Groups, MatrixSettings
+from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings
 
 Polar = Callable[[Tensor, dict[str, Any]], Tensor]
 
@@ -32,6 +32,17 @@ class OrthogonalSettings(MatrixSettings):
         gt=0,
         description="learning rate of AdamW for all that is no matrix, over the run's: 3e-4 beside 0.02, as published",
     )
+
+
+class AbstractOrthogonalOptimizer(AbstractMatrixOptimizer):
+    """Base of optimizers with an orthogonalised momentum."""
+
+    Config: ClassVar[type[OrthogonalSettings]]
+    update_family = "orthogonal"
+
+    @classmethod
+    def built_in_scale(cls, config: OrthogonalSettings, rows: int, columns: int) -> float:
+        return _scale(config.scale, rows, columns)
 
 
 class Orthogonalised(torch.optim.Optimizer):

@@ -97,6 +97,7 @@ class AdamW(AbstractOptimizer):
     from the other's checkpoints.
     """
 
+    update_family = "adam"
     elementwise = True
 
     class Config(Settings):

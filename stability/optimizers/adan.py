@@ -52,6 +52,7 @@ class Adan(AbstractOptimizer):
     decoupled as in AdamW, unlike the paper's division by 1 + λα.
     """
 
+    update_family = "adam"
     elementwise = True
 
     class Config(Settings):

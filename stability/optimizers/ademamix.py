@@ -17,6 +17,7 @@ class AdEMAMix(AbstractOptimizer):
     paper's schedules.
     """
 
+    update_family = "adam"
     elementwise = True
 
     class Config(Settings):

@@ -50,6 +50,7 @@ class Adopt(AbstractOptimizer):
     gradient of step 0 sets the mean square and moves nothing.
     """
 
+    update_family = "adam"
     elementwise = True
     first_step_zero = True
 

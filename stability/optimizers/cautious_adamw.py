@@ -29,6 +29,8 @@ class CautiousAdamW(AbstractOptimizer):
     AdamW). The share is at least 1e-3, as in the authors' code.
     """
 
+    update_family = "adam"
+
     class Config(Settings):
         weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")

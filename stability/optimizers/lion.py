@@ -17,6 +17,7 @@ class Lion(AbstractOptimizer):
     weight decay as much larger.
     """
 
+    update_family = "sign"
     lr_reference = 1e-4
     elementwise = True
 

@@ -34,6 +34,7 @@ class MarsAdamW(AbstractOptimizer):
     as matrices, at the run's rate.
     """
 
+    update_family = "adam"
     lr_reference = 3e-3
 
     class Config(Settings):

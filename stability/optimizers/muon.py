@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
-from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
+from stability.optimizers._divided import Groups, own_settings
+from stability.optimizers._orthogonal import AbstractOrthogonalOptimizer, Orthogonalised, OrthogonalSettings, quintic
 
 # Coefficients from https://kellerjordan.github.io/posts/muon. The quintic is steep at 0, so five iterations move every
 # singular value into about [0.7, 1.2]; inside this interval it does not converge.
@@ -15,7 +15,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 SMALLEST = 1e-7  # lower bound of the norm in the division
 
 
-class Muon(AbstractMatrixOptimizer):
+class Muon(AbstractOrthogonalOptimizer):
     """Momentum with all singular values set to 1 by a Newton–Schulz iteration.
 
     Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; as ``torch.optim.Muon`` without bfloat16. Fused

@@ -16,6 +16,7 @@ class RAdam(AbstractOptimizer):
     itself.
     """
 
+    update_family = "adam"
     elementwise = True
 
     class Config(Settings):

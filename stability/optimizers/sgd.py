@@ -18,6 +18,7 @@ class SGD(AbstractOptimizer):
     For SGD, α_max reduces to the paper's Eq. 19.
     """
 
+    update_family = "sgd"
     lr_reference = 0.1
     elementwise = True
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
-from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
+from stability.optimizers._divided import Groups, own_settings
+from stability.optimizers._orthogonal import AbstractOrthogonalOptimizer, Orthogonalised, OrthogonalSettings, quintic
 
 # coefficients of each iteration, tuned for the singular values after the rescaling
 TUNED = (
@@ -17,7 +17,7 @@ TUNED = (
 )
 
 
-class TurboMuon(AbstractMatrixOptimizer):
+class TurboMuon(AbstractOrthogonalOptimizer):
     """Muon with an almost orthogonal rescaling before the Newton–Schulz iteration.
 
     Four tuned iterations then replace five (Boissin et al. 2025, https://hal.science/hal-05390446).

@@ -48,5 +48,6 @@ def name_kind(run: RunSpec, variant: str) -> str:
     With a cross mechanism the first name is e.g. ``sa+ca``.
     """
     mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
-    kind = "/".join((mechanism, run.residual.name, run.norm.name, run.optimizer.name))
+    parts = (mechanism, run.residual.name, run.norm.name, run.optimizer.name, run.parametrization.name)
+    kind = "/".join(part for part in parts if part != "standard")
     return " ".join(filter(None, (kind, variant)))

@@ -99,7 +99,7 @@ def _select_finished(
     asked: Sequence[RunDirectory], without_checkpoint: str | None
 ) -> tuple[dict[RunDirectory, RunSpec], tuple[str, ...]]:
     """Return the finished runs with their specs, and notes on the others; raises as `RunPlan.of`."""
-    runs, notes, unfinished = {}, [], []
+    runs, notes, unfinished, bare = {}, [], [], []
     for directory in asked:
         try:
             spec = read_spec(directory)
@@ -108,20 +108,33 @@ def _select_finished(
                 raise
             notes.append(f"leaves out run {directory.run_id}: {error}")
             continue
-        if directory.finished:
-            runs[directory] = spec
-        else:
+        if not directory.finished:
             unfinished.append(directory)
+        elif _lost_checkpoints(directory) and (len(asked) > 1 or without_checkpoint is None):
+            bare.append(directory)
+        else:
+            runs[directory] = spec
     if unfinished and len(asked) == 1:
         status = unfinished[0].status()
         why = f" ({status['reason']})" if status["state"] == "failed" and status.get("reason") else ""
         raise ValueError(f"{unfinished[0].run_id} is {status['state']}{why}; run its sweep to the end first")
     if unfinished:
         notes.append(f"leaves out {len(unfinished)} of {len(asked)} runs, which have not reached their verdict")
+    if bare and len(asked) == 1:
+        raise ValueError(f"{bare[0].run_id}: its checkpoints are gone; train it again, or unpack them")
+    if bare:
+        notes.append(
+            f"leaves out {len(bare)} of {len(asked)} runs, whose checkpoints are gone; what was measured of them stays"
+        )
     if without_checkpoint is not None and len(asked) == 1 and not asked[0].checkpoints():
         state = asked[0].status()["state"]
         raise ValueError(f"{asked[0].run_id} is {state} and left no checkpoint: {without_checkpoint}")
     return runs, tuple(notes)
+
+
+def _lost_checkpoints(directory: RunDirectory) -> bool:
+    """Return whether a run that left checkpoints has none any more, e.g. unpacked without them."""
+    return not directory.checkpoints() and directory.status()["state"] != "diverged"
 
 
 def resolve_folder(ckpt: str) -> Path:

@@ -198,6 +198,15 @@ class EarlierPart(Record):
     run_ids: list[str]
 
 
+class TrainedBy(Record):
+    """The number of a study's runs that one commit trained on one processor."""
+
+    commit: str | None
+    dirty: bool
+    cpu: str | None
+    runs: Whole
+
+
 class StudyFile(Record):
     """The fields of ``study.json``."""
 
@@ -209,6 +218,7 @@ class StudyFile(Record):
     rungs: list[Whole] = Field(default_factory=list)
     ablations: list[AblationPart] | None = None
     earlier: list[EarlierPart] = Field(default_factory=list)
+    trained_by: list[TrainedBy] = Field(default_factory=list)
     words: WordsPart | None = None
 
     @classmethod

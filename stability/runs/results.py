@@ -39,7 +39,7 @@ from stability.runs.steps import add_protocol, undefined_of, undefined_states
 from stability.runs.study import StudyFolder
 
 # usual values of model parts without a column of their own
-USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
+USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32", "parametrization": "standard"}
 
 ParsedColumns = Callable[[dict[str, Any]], dict[str, Any]]
 

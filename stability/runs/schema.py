@@ -53,7 +53,7 @@ RUNS_COLUMNS = [
     "state_bytes",  # recurrent state or cache of the mixers per sequence; missing if not causal
     "settings",  # non-default ones of the mechanism and its cross mechanism, e.g. "rope=absolute"
     "reading",  # reading of its paper's formula that the mechanism computes; "" without a choice
-    "blind_to_order",  # 1 if the mechanism cannot distinguish a text from its mirror image, else 0
+    "blind_to_order",  # 1 if the mechanism hardly or never distinguishes a text from its mirror image, else 0
 ]
 # One row per training step, as logged.
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -19,6 +20,7 @@ from analysis.numbers.windows import windows
 from analysis.report import build, build_together
 from analysis.sections.answer import MOST_LINES, answer, answer_table, title
 from analysis.sections.front import describe_runs
+from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
 from stability.registry import Registry
@@ -272,3 +274,15 @@ def test_the_first_page_of_many_series_fits_one_page(tmp_path):
     pdf = build(tmp_path / "studies" / "synthetic", tmp_path / "many.pdf")
     pages = [page.extract_text() for page in pypdf.PdfReader(pdf).pages]
     assert "best LR" in pages[0] and "commit" in pages[0], "the line of provenance ends the first page"
+
+
+def test_a_report_drawn_anew_names_the_commits_that_trained_its_runs(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=RATES)
+    record = json.loads((folder / "study.json").read_text())
+    by = {"commit": "c" * 40, "dirty": False, "cpu": "another processor", "runs": 8}
+    (folder / "study.json").write_text(json.dumps({**record, "trained_by": [by]}))
+    line = provenance_line(load(folder))
+    assert "its runs by commit cccccccccccc on another processor (8 runs)" in line and "AMD" not in line
+    own = {**by, "commit": record["provenance"]["commit"]}
+    (folder / "study.json").write_text(json.dumps({**record, "trained_by": [own]}))
+    assert "AMD" in provenance_line(load(folder)) and "its runs by" not in provenance_line(load(folder))

@@ -198,7 +198,7 @@ def test_a_mechanism_is_named_with_its_reading_and_with_its_blindness(tmp_path):
     assert both.series == ("sc rope=absolute (blind)", "sc rope=relative")
     assert set(both.runs["base"]) == {"sc rope=absolute (blind)"}
     assert dict(wording.facts(both))["Mechanisms"] == (
-        "sc: rope=absolute rank=8; rope=absolute, C.3's formula; (blind): cannot distinguish a text from its mirror image"
+        "sc: rope=absolute rank=8; rope=absolute, C.3's formula; (blind): hardly or never distinguishes a text from its mirror image"
     )
 
 

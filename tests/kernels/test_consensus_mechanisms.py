@@ -24,11 +24,13 @@ FORMS = {
     "sc": ("sc", {"window": 2, "rank": 2}, None),
     "sc, learned steps, nothing turned": ("sc", {"rope": "none", "iterations": 2, "step": "learned", "rank": 1}, None),
     "sc, scalar weights": ("sc", {"rank": 0}, None),
+    "sc, absolute": ("sc", {"rope": "absolute", "iterations": 2, "rank": 1}, None),
     "sc, relative": ("sc", {"rope": "relative", "iterations": 2, "rank": 2}, None),
     "sc, gradient": ("sc", {"rope": "gradient", "iterations": 2, "rank": 1}, None),
     "cc, relative, in a window": ("cc", {"rope": "relative", "window": 1, "rank": 1}, 6),
     "cc, relative, with all of a context": ("cc", {"rope": "relative", "rank": 1}, 2),
-    "cc, gradient": ("cc", {"rope": "gradient", "window": 1, "rank": 1}, 6),
+    "cc, absolute, in a window": ("cc", {"rope": "absolute", "window": 1, "rank": 1}, 6),
+    "cc, nothing turned": ("cc", {"rope": "none", "window": 1, "rank": 1}, 6),
     "cc in a window": ("cc", {"window": 1, "rank": 1}, 6),
     "cc with all of a context": ("cc", {"rank": 1, "iterations": 2, "step": "learned"}, 2),
 }
@@ -82,7 +84,7 @@ def test_what_the_kernels_do_not_compute_is_refused_by_name(name, settings, what
         build(name, width=8, heads=2, impl="triton", **settings)
 
 
-@pytest.mark.parametrize("rope", ["absolute", "relative"])
+@pytest.mark.parametrize("rope", ["absolute", "relative", "gradient", "none"])
 def test_alpha_max_of_a_model_is_measured_through_the_kernels(rope):
     """Against double backward in float64 through torch's own operations, which `oracle` holds to a dense Hessian, along
     AdamW's step."""

@@ -27,10 +27,13 @@ CASES = [
     for direction in sorted(REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, settings)))
 ]
 ORDERED = [
-    *(pytest.param(name, {}, id=name) for name in NAMES if name != "mix"),  # a pattern is longer than one layer
-    *(pytest.param("sc", {"rope": rope}, id=f"sc-{rope}") for rope in ("relative", "absolute", "none")),
-    pytest.param("mix", {"pattern": ["sc"], "sc": {"rope": "absolute"}}, id="mix-sc"),
-    pytest.param("two_way", {"of": "sw", "weights": "shared"}, id="two_way-shared"),
+    *(pytest.param(name, {}, 150, id=name) for name in NAMES if name != "mix"),  # a pattern is longer than one layer
+    *(pytest.param("sc", {"rope": rope}, 150, id=f"sc-{rope}") for rope in ("relative", "absolute", "none")),
+    # with more edges a wrong letter is found out later
+    *(pytest.param("sc", {"graph": graph}, 600, id=f"sc-{graph}") for graph in ("complete", "top_w")),
+    pytest.param("mix", {"pattern": ["sc"]}, 150, id="mix-sc-gradient"),
+    pytest.param("mix", {"pattern": ["sc"], "sc": {"rope": "absolute"}}, 150, id="mix-sc"),
+    pytest.param("two_way", {"of": "sw", "weights": "shared"}, 150, id="two_way-shared"),
 ]
 OF_A_MODULE = (
     checks.check_shape_and_dtype,
@@ -152,8 +155,8 @@ def test_weights_with_other_settings_reproduce_forward(name, settings, direction
     checks.check_softmax_is_as_declared(module)
 
 
-@pytest.mark.parametrize(("name", "settings"), ORDERED)
-def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind(name, settings):
+@pytest.mark.parametrize(("name", "settings", "steps"), ORDERED)
+def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind(name, settings, steps):
     config, mechanism = validate_settings("mechanisms", name, settings), REGISTRY.load(name)
     causal = "bidirectional" not in mechanism.supported_directions(config)
     shape = {"width": direction_checks.WIDTH, "heads": direction_checks.HEADS}
@@ -161,6 +164,7 @@ def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind
         lambda: build(name, **shape, direction="causal" if causal else "bidirectional", **settings),
         causal=causal,
         blind=mechanism.blind_to_order(config),
+        steps=steps,
     )
 
 
@@ -193,7 +197,13 @@ def test_given_edges_that_point_one_way_tell_a_text_from_its_mirror_image():
 
 
 @pytest.mark.parametrize(
-    ("make", "blind"), [(faults.Mean, False), (lambda: build("sw", width=16, heads=2), True)], ids=["blind", "sighted"]
+    ("make", "blind"),
+    [
+        (faults.Mean, False),
+        (lambda: build("sw", width=16, heads=2), True),
+        (lambda: build("sc", width=16, heads=2, graph="complete"), True),  # it tells, but later than others
+    ],
+    ids=["blind", "sighted", "slow"],
 )
 def test_what_a_mechanism_says_wrongly_of_its_blindness_is_caught(make, blind):
     with pytest.raises(AssertionError, match="mirrored, the text costs"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from stability import hessian
 from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
@@ -219,3 +222,21 @@ def test_an_unfinished_run_is_refused(lab):
     with pytest.raises(ValueError, match="run its sweep to the end first"):
         main(["what=spectra", f"ckpt={directory.path}"])
     assert not directory.probe_file("terminal", "spectra").exists()
+
+
+def test_runs_whose_checkpoints_are_gone_keep_what_was_measured_and_get_no_empty_tables(lab, capsys):
+    first, second = (lab.train(lab.spec(**SC, seed=seed)) for seed in (11, 12))
+    study = StudyFolder.of(lab.pool, "unpacked")
+    study.write([first.run_id, second.run_id])
+    assert main(["what=spectra", f"ckpt={first.path}", *SMALL]) == 0
+    for directory in (first, second):
+        shutil.rmtree(directory.path / "checkpoints")
+    before = len(table(first, "spectra"))
+    capsys.readouterr()
+    assert main(["what=spectra", f"ckpt={study.path}", *SMALL]) == 0
+    assert "leaves out 2 of 2 runs, whose checkpoints are gone; what was measured" in capsys.readouterr().out
+    assert len(table(first, "spectra")) == before and not second.probe_file("terminal", "spectra").exists()
+    with pytest.raises(ValueError, match="its checkpoints are gone"):
+        hessian.main([f"ckpt={second.path}"])
+    assert not second.curvature_file("terminal").exists()
+    assert hessian.main([f"ckpt={study.path}"]) == 0 and not second.curvature_file("terminal").exists()

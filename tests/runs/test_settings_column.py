@@ -50,6 +50,11 @@ def test_unusual_settings_are_those_that_differ_from_the_parts_own_defaults(mech
         ({"mechanism": {"name": "sc", "rope": "absolute", "step": "learned"}}, "step=learned rope=absolute", 1),
         ({"mechanism": {"name": "mix", "pattern": ["sc", "sa"], "sc": {"rope": "none"}}}, "pattern=[sc,sa] sc.rope=none", 0),
         ({"mechanism": {"name": "sc", "rope": "none"}, "cross": {"name": "cc", "rank": 1}, **CONTEXT}, "rope=none cc.rank=1", 0),
+        # without rotations positions are known only where they are added, or by a recurrence
+        ({"mechanism": {"name": "sc"}, "position": "none"}, "", 1),
+        ({"mechanism": {"name": "sa"}, "position": "none"}, "", 1),
+        ({"mechanism": {"name": "two_way", "of": "gla"}, "position": "none"}, "of=gla", 0),
+        ({"mechanism": {"name": "sc", "rope": "none"}, "position": "learned"}, "rope=none", 0),
     ],
 )  # fmt: skip
 def test_a_study_records_the_unusual_settings_and_the_blindness_of_each_run(lab, changes, settings, blind):
@@ -64,6 +69,8 @@ def test_a_study_records_the_unusual_settings_and_the_blindness_of_each_run(lab,
         ({"mechanism": {"name": "sc"}}, "rope=gradient, the energy of the rotated embeddings"),
         ({"mechanism": {"name": "sc", "rope": "absolute"}}, "rope=absolute, C.3's formula"),
         ({"mechanism": {"name": "mix", "sc": {"rope": "none"}}}, "its sc rope=none, nothing is rotated"),
+        ({"mechanism": {"name": "sc"}, "position": "none"}, "nothing is rotated (position=none)"),
+        ({"mechanism": {"name": "sa"}, "position": "none"}, ""),
         (
             {"mechanism": {"name": "sa"}, "cross": {"name": "cc", "rope": "relative"}, **CONTEXT},
             "cc rope=relative, dis",

@@ -1,9 +1,11 @@
 """What ``study.json`` says of a sweep's launches, one after another."""
 
+import json
 import time
 
 import pytest
 
+from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 from sweeps.record import StudyRecord
 from tests.sweeps import fakes
@@ -64,3 +66,19 @@ def test_the_runs_asked_for_and_what_a_search_keeps_are_on_record_before_the_end
     assert found["run_ids"] == [trial.run_id for trial in trials]
     assert (found["stopped"], found["launcher"]) == ({"a": "why"}, "serial")
     assert "wall_s" not in found["provenance"]
+
+
+def test_the_commits_and_processors_of_the_runs_are_on_record_whoever_asks_for_them_later(tmp_path):
+    spec, _ = make_sweep(tmp_path)
+    trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
+    record = record_of(spec, ago_s=100)
+    for trial, commit in zip(trials[:2], ("a" * 40, "b" * 40), strict=True):
+        directory = RunDirectory(record.study.pool, trial.run_id)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"commit": commit, "dirty": None, "hardware": {"cpu": "one"}})
+        directory.provenance_file.write_text(text)
+    record.close(trials, None, has_worked=True)
+    found = record.study.read()["trained_by"]
+    assert [(each["commit"], each["cpu"], each["runs"]) for each in found] == [
+        ("a" * 40, "one", 1), ("b" * 40, "one", 1), (None, None, 1)
+    ]  # fmt: skip

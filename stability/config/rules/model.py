@@ -161,6 +161,37 @@ def require_trainable(key: str, item: Part) -> None:
         raise ValueError(f"{owner} cannot be trained: it is for {found[0].used_for}; these can: {choices}")
 
 
+def parametrization_scales_the_run(run: RunSpec) -> None:
+    """Refuse a parametrization without a base width, and parts that it has no factors for."""
+    part = run.parametrization
+    if part.name == "standard":
+        return
+    name, base = part.name, part.settings.base_width
+    if base is None:
+        raise ValueError(f"parametrization.{name}.base_width: a value is missing; a run has its base width as a number")
+    head = run.model.width // run.model.heads
+    if base % head:
+        raise ValueError(
+            f"parametrization.{name}.base_width={base}: must be a multiple of the heads' width, {head}, which is the "
+            "same at every size; give model.head_width"
+        )
+    optimizers = Registry("optimizers")
+    if optimizers.load(run.optimizer.name).update_family is None:
+        known = [each for each in optimizers.names() if optimizers.load(each).update_family is not None]
+        raise ValueError(
+            f"optimizer={run.optimizer.name} has no factors in parametrization={name}; choose one of {', '.join(known)}"
+        )
+    if Registry("parametrizations").load(name).scales_depth:
+        if run.residual.name not in PLAIN_RESIDUALS:
+            raise ValueError(
+                f"parametrization={name} scales the branches of residual={' or '.join(PLAIN_RESIDUALS)}, and this is "
+                f"residual={run.residual.name}; choose mup"
+            )
+        if run.cross is not None:
+            raise ValueError(f"parametrization={name} scales no cross branch; use cross=none, or mup")
+
+
+PLAIN_RESIDUALS = ("identity", "ode")
 OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied)
 OF_RUN = (
     mechanism_is_trainable,
@@ -170,4 +201,5 @@ OF_RUN = (
     lengths_and_heads_fit,
     linear_maps_are_called,
     cross_has_context,
+    parametrization_scales_the_run,
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stability.config.ablation import value_text
 from stability.config.base import AXES
-from stability.config.scale import check_fields
+from stability.config.scale import check_fields, require_base
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
 from stability.registry import Registry, near_misses
 
@@ -50,7 +50,9 @@ def searches_exclude_each_other(sweep: SweepSpec) -> None:
 
 def sizes_vary_alone(sweep: SweepSpec) -> None:
     """Refuse fields that cannot vary, and sizes beside a search or an ablation."""
-    check_fields([axis.field for axis in sweep.vary])
+    fields = [axis.field for axis in sweep.vary]
+    check_fields(fields)
+    require_base(sweep.parametrization, fields)
     if sweep.vary and (sweep.search is not None or sweep.ablate):
         other = "ablate" if sweep.search is None else f"search={sweep.search.name}"
         raise ValueError(f"{sweep.vary[0].field}={value_text(sweep.vary[0].values)} varies beside {other}; choose one")
