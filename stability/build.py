@@ -119,7 +119,7 @@ def _parametrize(spec: RunSpec, data_format: Any, model: Backbone) -> None:
 
 def _base_spec(spec: RunSpec) -> RunSpec:
     """Return the run at its parametrization's base width: as wide heads, and as many blocks."""
-    size, width = spec.model, spec.parametrization.settings.base_width
+    size, width = spec.model, cast(Any, spec.parametrization.settings).base_width
     base = size.model_copy(update={"width": width, "heads": width * size.heads // size.width})
     return spec.model_copy(update={"model": base, "parametrization": Part(name="standard", settings=Settings())})
 
@@ -136,7 +136,7 @@ def _growth(spec: RunSpec, model: Backbone) -> Growth:
         own, base = (optimizer.built_in_scale(config, *shape) for shape in (size.shape, size.base_shape))
         return own / base
 
-    width = spec.model.width / spec.parametrization.settings.base_width
+    width = spec.model.width / cast(Any, spec.parametrization.settings).base_width
     return Growth(width, spec.model.layers / _base_layers(spec), spec.model.init, update, built_in)
 
 

@@ -124,7 +124,7 @@ def _steps_of_a_phase(spec: HessianSpec) -> int:
 
 def _print_table(directory: RunDirectory) -> None:
     """Print median α_max and share of stable steps by phase and state."""
-    from analysis.study.step_terms import explained
+    from analysis.study.step_terms import explain
     from stability.runs.results import read_steps, read_undefined
 
     tables, left_out = read_steps(directory)
@@ -137,7 +137,7 @@ def _print_table(directory: RunDirectory) -> None:
         print_text(f"{phase:10} state={state:10} is not defined for this run's optimizer")
     if scales := _scales(directory):
         print_text(f"lr and α_max are the base rate: {scales}")
-    for sentence in explained(text for table in tables for text in table["protocol"].dropna()):
+    for sentence in explain(text for table in tables for text in table["protocol"].dropna()):
         print_text(sentence)
     print_text(f"rows: {directory.path / 'curvature'}")
 

@@ -61,7 +61,7 @@ def read_axes(values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(own, list | tuple) and own:
             if field in axes:
                 raise ValueError(f"{field} and vary.{field} both list its values; leave one of them out")
-            axes[field] = own
+            axes[field] = list(own)
     check_fields(axes)
     for field, listed in axes.items():
         _set(found, field, listed[0])

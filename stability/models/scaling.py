@@ -79,8 +79,10 @@ def find_sizes(own: Mapping[str, Shape], base: Mapping[str, Shape]) -> dict[str,
         ValueError: a parameter is missing from one of them, or has more than two growing axes; one line.
     """
     if own.keys() != base.keys() or any(len(own[name]) != len(base[name]) for name in own):
-        odd = next((name for name in own if len(own[name]) != len(base.get(name, ()))), *(base.keys() - own.keys()), "")
-        raise ValueError(f"the base model has other parameters than this one, e.g. {odd}; its width alone may differ")
+        odd = sorted({name for name in own if len(own[name]) != len(base.get(name, ()))} | base.keys() - own.keys())
+        raise ValueError(
+            f"the base model has other parameters than this one, e.g. {odd[0]}; its width alone may differ"
+        )
     return {name: _find_size(name, own, base) for name in own}
 
 

@@ -40,7 +40,8 @@ class CompleteP(Mup):
         if not size.is_inside:
             return found
         update = growth.update(name)
-        lr = {"sgd": growth.depth, "orthogonal": 1.0}.get(update, growth.depth ** (config.alpha - 1))
+        of_adam: float = growth.depth ** (config.alpha - 1)
+        lr = {"sgd": growth.depth, "orthogonal": 1.0}.get(update, of_adam)
         is_scaled = config.epsilon == "scaled" and update == "adam"
         epsilon = growth.depth**-config.alpha if is_scaled else 1.0
         return replace(found, lr=found.lr * lr, epsilon=found.epsilon * epsilon)

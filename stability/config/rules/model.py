@@ -166,7 +166,7 @@ def parametrization_scales_the_run(run: RunSpec) -> None:
     part = run.parametrization
     if part.name == "standard":
         return
-    name, base = part.name, part.settings.base_width
+    name, base = part.name, getattr(part.settings, "base_width", None)
     if base is None:
         raise ValueError(f"parametrization.{name}.base_width: a value is missing; a run has its base width as a number")
     head = run.model.width // run.model.heads
