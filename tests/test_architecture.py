@@ -152,12 +152,15 @@ def all_of(axis, names):
     return f"{axis}=[{','.join(sorted(names))}]"
 
 
+BESIDE_ALL = {"parametrization": ["model.width=[32,64]", "model.head_width=16"]}  # by axis: what all its choices need
+
+
 def test_a_choice_has_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
     for group, family in AXES.items():
         # those that are not to be trained are of no sweep: tests/config/test_trainable.py
         names = Registry(family).names(**({"cross": False, "trainable": True} if family == "mechanisms" else {}))
-        found = [part.settings for part in getattr(read(all_of(group, names)), group)]
+        found = [part.settings for part in getattr(read(all_of(group, names), *BESIDE_ALL.get(group, ())), group)]
         assert found == [Registry(family).load(name).Config() for name in names], group
     for family, group in (("ffns", "ffn"), ("positions", "position"), ("linears", "linear")):
         for name in Registry(family).names():
@@ -229,7 +232,8 @@ def test_every_choice_of_every_group_composes_and_parses():
     for group in sorted(CHOICES + ("study",)):
         if group in AXES:
             trainable = {"trainable": True} if group == "mechanism" else {}  # the others: of no sweep
-            read(all_of(group, set(choices(group)) & set(Registry(AXES[group]).names(**trainable))))
+            names = set(choices(group)) & set(Registry(AXES[group]).names(**trainable))
+            read(all_of(group, names), *BESIDE_ALL.get(group, ()))
         else:
             left = [choice for choice in choices(group) if choice not in elsewhere.get(group, ())]
             alone = [choice for choice in left if choice in BESIDE or group in ("study", "search")]

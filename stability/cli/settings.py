@@ -18,6 +18,7 @@ from stability.config.groups import GROUPS, Group
 from stability.config.identity import family_of
 from stability.config.parse import SPECS
 from stability.config.parts import Part
+from stability.config.scale import ScaleAxis
 from stability.config.search import Dimension
 
 # Classes with the user's own names in their keys: each key, and its fields.
@@ -25,6 +26,7 @@ WRITTEN: dict[type[BaseModel], dict[str, tuple[str, ...]]] = {
     Ablation: {"<part>.<setting>": ("part", "setting", "values")},
     CrossOfEach: {"<part>.<setting>": ("parts",)},
     Dimension: {"<field>": ("path",), "<field>.low": ("low",), "<field>.high": ("high",), "<field>.log": ("log",)},
+    ScaleAxis: {"<field>": ("field", "values")},
     Group: {"<role>.lr_scale": ("role", "lr_scale"), "<role>.<setting>": ("role", "settings")},
 }
 
