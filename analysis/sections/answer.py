@@ -26,7 +26,7 @@ from analysis.study.load import FINISHED, Study
 from analysis.words import join_words, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
-MOST_ROWS = 8  # of a study of many series
+MOST_ROWS = 6  # of a study of many series
 FRAME = 6  # lines of the table beside its rows
 LINE = 110  # characters
 NAMED = 4  # series in the title

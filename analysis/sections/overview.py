@@ -51,7 +51,7 @@ def provenance_line(study: Study) -> str:
     parts = [
         f"Study {study.name}",
         f"commit {_value_text(known.get('commit'))[:12]}{' with uncommitted changes' if known.get('dirty') else ''}",
-        f"its runs by {text}" if (text := _trained_by(study)) else _hardware(known.get("hardware")),
+        _trained_by_in_brief(study) or _hardware(known.get("hardware")),
         f"data fingerprint {study.fingerprint}",
         _value_text(known.get("started_at")).replace("T", " "),
         f"{duration(float(study.runs['wall_s'].sum()))} of training",
@@ -70,6 +70,15 @@ def _trained_by(study: Study) -> str:
         f"{each['cpu'] or 'an unrecorded processor'} ({plural(each['runs'], 'run')})"
         for each in found
     )
+
+
+def _trained_by_in_brief(study: Study) -> str:
+    """Return `_trained_by` for a line: of several commits or processors their numbers."""
+    text, found = _trained_by(study), study.study.get("trained_by") or []
+    if len(found) < 2 or not text:
+        return f"its runs by {text}" if text else ""
+    commits, processors = ({each[key] for each in found} for key in ("commit", "cpu"))
+    return f"its runs by {plural(len(commits), 'commit')} on {plural(len(processors), 'processor')} (“What was run”)"
 
 
 def _earlier(study: Study) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ else:
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 # Settings that define a mechanism's kind: part of the name if ablated or unusual.
 NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope",)}
+NAMED_IF_UNUSUAL = {"sc": ("step",)}  # further ones that are named only where they are unusual
 # Full names of abbreviated mechanisms and objectives.
 SPELLED = {
     "sa": "softmax self-attention", "sc": "self-consensus", "mix": "layers of self-attention, then of self-consensus",
@@ -91,7 +92,7 @@ def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
     for mechanism, settings in zip(runs["mechanism"], runs["settings"], strict=True):
         unusual = {setting.partition("=")[0]: shorten(setting) for setting in settings.split(" ")}
         known = [ablated.get((mechanism, key), unusual.get(key, "")) for key in NAMED_IN_BASE.get(mechanism, ())]
-        names.append(_join(*known))
+        names.append(_join(*known, *(unusual.get(key, "") for key in NAMED_IF_UNUSUAL.get(mechanism, ()))))
     return names
 
 

@@ -263,8 +263,8 @@ def test_of_many_series_the_first_figure_shows_those_of_the_table(tmp_path):
     (figure,) = [each for each in front if isinstance(each, Picture) and each.name == "nll-in-brief"]
     (table,) = [each for each in front if isinstance(each, Table)]
     drawn = [label.get_text() for label in figure.figure.axes[1].get_yticklabels()]
-    assert drawn == [row[0].text for row in table.rows] == [f"m{place:02d}" for place in range(11, 3, -1)]
-    assert "The 8 series with the lowest NLLs; appendix: all." in figure.caption
+    assert drawn == [row[0].text for row in table.rows] == [f"m{place:02d}" for place in range(11, 5, -1)]
+    assert "The 6 series with the lowest NLLs; appendix: all." in figure.caption
     names = [each.name for pieces in assembly.pieces(study) for each in pieces if isinstance(each, Picture)]
     assert "nll" in names, "the appendix has all curves"
 
