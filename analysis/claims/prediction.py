@@ -178,8 +178,8 @@ def conclusion(claims: Sequence[Claim]) -> str:
         f"Beyond every baseline helps: {join_words(helps)}" if helps else "Nothing measured helps beyond every baseline"
     )
     return (
-        f"{told}. Of {plural(len(asked), 'question')}, {loses} have a baseline that does better, "
-        f"{len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
+        f"{told}. Of {plural(len(asked), 'question')}, {loses} {'has' if loses == 1 else 'have'} a baseline that "
+        f"does better, {len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
     )
 
 

@@ -131,10 +131,10 @@ def test_spectra_of_diverged_runs_are_never_terminal_and_the_runs_are_counted(tm
     for table in (sharpness_table(study), blocks_table(study)):
         details = {(row[0].text, row[1].text): row[0].detail for row in table.rows}
         assert (
-            details["sa", "1e-3"] == "terminal, checkpoint, n=1\ndiverged 1/2"
-            and details["sa", "1e-2"] == "terminal, checkpoint, n=0\ndiverged 2/2"
+            details["sa", "1e-3"] == "terminal, run's own state, n=1\ndiverged 1/2"
+            and details["sa", "1e-2"] == "terminal, run's own state, n=0\ndiverged 2/2"
         )
-        assert details["sc", "1e-2"] == "terminal, checkpoint, n=2"
+        assert details["sc", "1e-2"] == "terminal, run's own state, n=2"
         assert {cell.text for cell in table.rows[1][2:]} == {"--"} and "a run that diverged" in table.caption
     assert (sharpness_table(study).rows[0][2].text, sharpness_table(study).rows[0][2].detail) == ("1.0e0", ""), (
         "the seed that is left"

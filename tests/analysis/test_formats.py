@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import io
 import json
 import re
@@ -168,7 +169,8 @@ def test_the_page_has_every_table_and_figure_and_needs_nothing_beside_itself(stu
     pictures = [piece for piece in pieces if isinstance(piece, Picture)]
     assert len(tables) == body.count("<table>") > 3 and len(pictures) == body.count("Plotly.newPlot(") > 2
     for table in tables:
-        found = body.partition(f"{table.title.replace('α_max', 'α<sub>max</sub>')}.</b>")[2].partition("</table>")[0]
+        title = html.escape(table.title).replace("α_max", "α<sub>max</sub>")
+        found = body.partition(f"{title}.</b>")[2].partition("</table>")[0]
         assert found.count("<tr>") == len(table.rows) + 1 + bool(table.groups)
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", body)
     assert build_page([study_dir], "synthetic", tmp_path / "again").read_text("utf-8") == page

@@ -156,7 +156,7 @@ def test_sc_must_have_the_largest_of_all_in_both_phases_and_states(tmp_path):
     assert {claims[subject].verdict for subject in subjects} == {"holds"}
     assert (
         claims["median α_max paper earliest"].statement
-        == "sc has the largest median α_max of all (earliest, state paper)"
+        == "sc has the largest median α_max of all (earliest, paper's warm-up state)"
     )
     assert "sc 2.2e1, sa 2.2e-3, mix 1.1e-2, sw 1.1e-3 (against mix 95 %" in claims["median α_max paper"].text
     assert "against mix 95 %: +3.3 to +3.3 decades" in claims["median α_max paper"].text

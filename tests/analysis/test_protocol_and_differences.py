@@ -87,7 +87,7 @@ def test_differences_compare_only_the_steps_that_hold_both(study):
     table = differences_table(study)
     assert table is not None
     ((name, count, difference, sign, *numbers),) = table.rows
-    assert (name.text, name.detail, count.text) == ("sw", "terminal, paper", "3")
+    assert (name.text, name.detail, count.text) == ("sw", "terminal, paper's warm-up state", "3")
     assert (difference.text, difference.detail) == ("2.5e-1", "≤ 2.0e0")
     assert (sign.text, sign.detail) == ("33 %", "1 of 3")
     assert [cell.text for cell in numbers] == ["1.0e-1", "1.0e-1", "67", "67"]
