@@ -136,7 +136,7 @@ def _growth(spec: RunSpec, model: Backbone) -> Growth:
         own, base = (optimizer.built_in_scale(config, *shape) for shape in (size.shape, size.base_shape))
         return own / base
 
-    width = spec.model.width / cast(Any, spec.parametrization.settings).base_width
+    width = cast(Any, spec.parametrization.settings).grown(spec.model.width)
     return Growth(width, spec.model.layers / _base_layers(spec), spec.model.init, update, built_in)
 
 

@@ -14,7 +14,7 @@ from stability.cli.publish import publish
 from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
-from stability.plan.runs import RunPlan
+from stability.plan.runs import RunPlan, has_lost_checkpoints
 from stability.printable import print_note, print_notes, print_text
 from stability.runs.directory import RunDirectory, read_json
 
@@ -70,6 +70,9 @@ def _works(plan: RunPlan, spec: HessianSpec) -> list[Work]:
     _tell_single_checkpoints(plan.runs, curvature.phase)
     is_missing, reason = lambda directory: not is_measured(directory, curvature), "measured already under this protocol"
     tables_steps = (curvature.warmup_steps + 1) * len(curvature.state)
+    pending = select_pending(plan, plan.runs, is_missing, reason)
+    if lost := [directory.run_id for directory in pending if has_lost_checkpoints(directory)]:  # of a study: left out
+        raise ValueError(f"{lost[0]}: its checkpoints are gone; train it again, or unpack them")
     return [
         Work(
             directory,
@@ -77,7 +80,7 @@ def _works(plan: RunPlan, spec: HessianSpec) -> list[Work]:
             len(list_missing_phases(directory, curvature)) * _steps_of_a_phase(spec)
             + len(list_missing_tables(directory, curvature)) * tables_steps,
         )
-        for directory in select_pending(plan, plan.runs, is_missing, reason)
+        for directory in pending
     ]
 
 

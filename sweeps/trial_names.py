@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from stability.config.base import AXES
 
+STANDARD = {"name": "standard"}  # of an axis that runs of before lack
+
 
 class Named(Protocol):
     """The attributes of a trial relevant for its name."""
@@ -33,7 +35,7 @@ def variants(trials: Sequence[Named]) -> list[str]:
 
     It contains the mechanism, the choices on varying axes, and an ablation's setting.
     """
-    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
+    names = [[choice_name(trial.spec.get(axis, STANDARD)) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [
         [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)

@@ -49,6 +49,11 @@ class WidthSettings(Settings):
         "tensor's learning rate",
     )
 
+    def grown(self, width: int) -> float:
+        """Return m, a width over the base's; the base is a number in a run."""
+        assert self.base_width is not None
+        return width / self.base_width
+
     @property
     def base_layers(self) -> int | None:
         """Number of blocks at which it is the standard one; None: any."""

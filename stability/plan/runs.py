@@ -110,7 +110,7 @@ def _select_finished(
             continue
         if not directory.finished:
             unfinished.append(directory)
-        elif _lost_checkpoints(directory) and (len(asked) > 1 or without_checkpoint is None):
+        elif len(asked) > 1 and has_lost_checkpoints(directory):
             bare.append(directory)
         else:
             runs[directory] = spec
@@ -120,8 +120,6 @@ def _select_finished(
         raise ValueError(f"{unfinished[0].run_id} is {status['state']}{why}; run its sweep to the end first")
     if unfinished:
         notes.append(f"leaves out {len(unfinished)} of {len(asked)} runs, which have not reached their verdict")
-    if bare and len(asked) == 1:
-        raise ValueError(f"{bare[0].run_id}: its checkpoints are gone; train it again, or unpack them")
     if bare:
         notes.append(
             f"leaves out {len(bare)} of {len(asked)} runs, whose checkpoints are gone; what was measured of them stays"
@@ -132,7 +130,7 @@ def _select_finished(
     return runs, tuple(notes)
 
 
-def _lost_checkpoints(directory: RunDirectory) -> bool:
+def has_lost_checkpoints(directory: RunDirectory) -> bool:
     """Return whether a run that left checkpoints has none any more, e.g. unpacked without them."""
     return not directory.checkpoints() and directory.status()["state"] != "diverged"
 

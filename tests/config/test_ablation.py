@@ -106,7 +106,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         (["ablate.scc.window=[1]"], r"ablate\.scc: no such part; did you mean 'sc'\?"),
         (
             ["ablate.sw.window=[1]"],
-            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw, layernorm\)",
+            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw, layernorm, standard\)",
         ),
         (["ablate.sc.window=[4,4.0]"], r"ablate\.sc\.window=\[4,4\]: 4 is listed twice; give each value once"),
         (["ablate.sc.window=[2,2]"], r"2 is listed twice"),

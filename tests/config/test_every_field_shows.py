@@ -58,6 +58,8 @@ OTHERS: dict[str, Any] = {
     "model.width": 24,
     "model.heads": 4,
     "model.positions": 15,
+    "model.head_width": 4,
+    "parametrization": {"name": "mup", "base_width": 8},
     "model.qk_bias": 1.0,
     "model.ffn_multiple": 2.0,
     "model.dropout": 0.3,

@@ -95,7 +95,7 @@ def test_initial_values_of_hidden_matrices_fall_with_the_width_and_the_heads_do_
         model = build_model(run_at("sa", width, f"model.init={rule}", "model.embedding_std=1", "model.qk_bias=0"), 256)
         names = ("embedding.weight", "head.weight", "blocks.0.ffn.hidden.weight", "blocks.0.mixer.qkv.weight")
         held = dict(model.named_parameters())
-        found[width] = [float(held[name].std()) for name in names if name in held] + [model.readout_scale]
+        found[width] = [float(held[name].detach().std()) for name in names if name in held] + [model.readout_scale]
     embedding, head, *matrices, scale = (large / small for small, large in zip(*found.values(), strict=True))
     assert scale == 1 / 4
     assert embedding == pytest.approx(1, rel=0.03) and head == pytest.approx(1, rel=0.03)
@@ -153,7 +153,7 @@ def test_branch_outputs_of_complete_p_begin_as_at_the_base_depth():
     spec = read_spec("sweep", ["lr=1e-3", "hessian=false", *words, *of, "model.layers=8"])
     ((_, deep),) = spec.kinds()
     shallow = run_of(*words)
-    stds = [float(build_model(run, 256).blocks[0].mixer.out.weight.std()) for run in (deep, shallow)]
+    stds = [float(build_model(run, 256).blocks[0].mixer.out.weight.detach().std()) for run in (deep, shallow)]
     assert stds[0] == pytest.approx(stds[1], rel=0.05)
 
 
