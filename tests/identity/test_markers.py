@@ -316,6 +316,7 @@ def test_the_fields_say_what_is_in_them():
         "ffn": "ffns",
         "position": "positions",
         "linear": "linears",
+        "parametrization": "parametrizations",
     }
     parts = {
         key
