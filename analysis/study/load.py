@@ -47,7 +47,7 @@ class Study:
     """A study's three tables, its `study.json`, and further tables by kind and name (`schema.OPTIONAL`).
 
     Attributes:
-        runs: with `setting`, `series`, `base` and `label` added by `naming.with_series`.
+        runs: with `setting`, `series`, `base` and `label` added by `naming.name_series`.
         tokenizer: folder with the structure tokenizer's results, or None.
         throughput: side-by-side measurement from `benchmarks.throughput`; {} if not measured.
     """

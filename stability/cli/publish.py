@@ -164,8 +164,7 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _is_blind_to_order(run: RunSpec, direction: str) -> bool:
     """Return whether a run's model hardly or never distinguishes a text from its mirror image."""
-    from stability.mechanisms import MixerShape
-    from stability.mechanisms._mirrored import gives_mirrored_outputs
+    from stability.mechanisms import MixerShape, gives_mirrored_outputs
 
     # a causal reader knows the direction, and a cross mechanism's context may reveal it
     if direction == "causal" or run.cross is not None:

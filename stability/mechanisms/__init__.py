@@ -6,6 +6,7 @@ from typing import Any
 
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
+from stability.mechanisms._mirrored import gives_mirrored_outputs
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.mechanisms._recurrent import AbstractRecurrent
 from stability.mechanisms._training_free import AbstractTrainingFree, Variant
@@ -25,6 +26,7 @@ __all__ = [
     "WithLoss",
     "at_least_float32",
     "build",
+    "gives_mirrored_outputs",
     "without_padding",
 ]
 

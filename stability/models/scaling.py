@@ -107,7 +107,7 @@ def _find_size(name: str, own: Mapping[str, Shape], base: Mapping[str, Shape]) -
 
 @torch.no_grad()
 def scale_initial_values(model: nn.Module, factors: Mapping[str, Factors], own_init: set[int]) -> None:
-    """Multiply each parameter by its factor.
+    """Scale each parameter by its factor.
 
     Args:
         model: the initialised model.

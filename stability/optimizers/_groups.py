@@ -86,7 +86,7 @@ def _split_by_factors(names: Sequence[str], factors: Mapping[str, Factors]) -> l
 
 
 def _scale(each: dict[str, Any], group: Group | None, factors: Factors) -> None:
-    """Multiply a parameter group's settings by its role's and its tensors' factors, and name it after both."""
+    """Scale a parameter group's settings by its role's and its tensors' factors, and name it after both."""
     by_role = 1.0 if group is None else group.lr_scale
     if group is not None or factors.lr != 1:
         each[LR_SCALE] = by_role * factors.lr * each.get(LR_SCALE, 1.0)
