@@ -3,6 +3,8 @@ out for every parameter of four mechanisms at three widths."""
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from stability.build import build_model, build_optimizer
 from stability.config.identity import run_id
 from stability.models.init import without_memory
 from stability.optimizers import roles
+from stability.training import checkpoint
 from tests.reading import read_spec
 
 WIDTHS, HEAD, BASE = (64, 128, 256), 16, 32
@@ -221,3 +224,24 @@ def test_what_no_factor_exists_for_is_refused_in_one_line(words, message):
     with pytest.raises(ValueError, match=".*") as error:
         read_spec("sweep", ["mechanism=[sa]", "lr=1e-3", "hessian=false", *words]).kinds()
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mup", "complete_p"])
+def test_a_run_with_factors_resumes_bit_for_bit(lab, name):
+    depth = {"base_depth": 1} if name == "complete_p" else {}
+    part = {"name": name, "base_width": 16, **depth}
+    spec = lab.spec(
+        model={"name": "tiny", "layers": 2, "width": 32, "heads": 2, "positions": 16},
+        parametrization=part,
+        optimizer={"name": "adamw", "weight_decay": 0.0},
+    )
+    whole = lab.train(spec)
+    lines = whole.metrics_file.read_bytes()
+    weights = checkpoint.load(whole.checkpoints()[-1])[1].state_dict()
+    shutil.rmtree(whole.path)
+    lab.train(spec, steps=spec.steps // 2)
+    again = lab.train(spec)
+    assert again.metrics_file.read_bytes() == lines
+    found = checkpoint.load(again.checkpoints()[-1])[1]
+    assert all(torch.equal(weights[key], value) for key, value in found.state_dict().items())
+    assert found.factors and found.readout_scale == 1 / 2, "a loaded model keeps its parametrization"
