@@ -104,7 +104,7 @@ def _base_layers(spec: RunSpec) -> int:
 
 
 def _parametrize(spec: RunSpec, data_format: Any, model: Backbone) -> None:
-    """Scale an initialised model by its parametrization, whose factors the model keeps for its optimizer."""
+    """Scale an initialised model by its parametrization. The model keeps the factors for its optimizer."""
     part, settings = Registry("parametrizations").load(spec.parametrization.name), spec.parametrization.settings
     own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     base = shapes(_base_spec(spec), data_format)

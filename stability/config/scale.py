@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -13,7 +13,7 @@ from stability.config.base import Settings
 from stability.config.parts import Part, part
 
 LISTED = ("model.width", "model.layers", "steps", "batch")  # fields that may be lists themselves
-GROUPS = ("model", "schedule")  # of which every setting may vary, but for those in `FIXED`
+GROUPS = ("model", "schedule")  # all their settings may vary, except `FIXED`
 FIELDS = ("steps", "batch", "clip_norm")
 FIXED = ("model.name", "model.positions", "model.head_width")
 OF_STEPS = ("schedule.warmup_steps", "evaluation.every_steps", "checkpoint.every_steps")  # grow with ``steps``
@@ -153,20 +153,20 @@ def _nest(recipe: Any, changes: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], smallest: Callable[[str], Any]) -> Part:
+def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], smallest: Mapping[str, int]) -> Part:
     """Return a parametrization with its base sizes as numbers; at the base size the standard one.
 
     Args:
         parametrization: as given.
         model: the sweep's model.
         changed: changed fields of the run's model.
-        smallest: returns a varied field's smallest value; None for other fields.
+        smallest: the smallest value of each varied field.
     """
     settings, changes, is_base = parametrization.settings, {}, True
     for name, field in BASES.items():
         if name in type(settings).model_fields:
             own = getattr(model, field)
-            base = getattr(settings, name) or smallest(f"model.{field}") or own
+            base = getattr(settings, name) or smallest.get(f"model.{field}") or own
             changes[name], is_base = base, is_base and changed.get(field, own) == base
     if not changes:
         return parametrization
@@ -176,7 +176,7 @@ def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], s
 
 
 def require_base(parametrizations: Collection[Part], fields: Collection[str]) -> None:
-    """Refuse a parametrization whose base size is neither given nor the smallest of several; one line."""
+    """Refuse a parametrization without a base size, given or the smallest of several; one line."""
     for each in parametrizations:
         own = {name: field for name, field in BASES.items() if name in type(each.settings).model_fields}
         if own and not any(getattr(each.settings, name) or f"model.{field}" in fields for name, field in own.items()):

@@ -273,10 +273,10 @@ class SweepSpec(AbstractRecipe):
         Returns:
             None for a run of the base size whose standard one is in the sweep as well.
         """
-        sizes = {axis.field: axis.values for axis in self.vary}
-        found = settle_base(
-            parametrization, self.model, fields.get("model", {}), lambda field: min(sizes.get(field, ()), default=None)
-        )
+        # a value that is no number is refused later, with the run that has it
+        sizes = {axis.field: [value for value in axis.values if isinstance(value, int)] for axis in self.vary}
+        smallest = {field: min(values) for field, values in sizes.items() if values}
+        found = settle_base(parametrization, self.model, fields.get("model", {}), smallest)
         is_twice = found.name != parametrization.name and any(each.name == found.name for each in self.parametrization)
         return None if is_twice else found
 

@@ -67,7 +67,13 @@ class AbstractOptimizer(KernelUser):
 
     @classmethod
     def built_in_scale(cls, config: Any, rows: int, columns: int) -> float:
-        """Return the factor by which the optimizer multiplies a matrix's step because of its shape."""
+        """Return the optimizer's own factor on the step of a matrix of some shape.
+
+        Args:
+            config: the part's settings.
+            rows: of the matrix.
+            columns: of the matrix.
+        """
         return 1.0
 
     @classmethod

@@ -81,3 +81,9 @@ def test_a_run_says_its_sizes_as_the_sweep_labels_them():
     for label, run in spec.kinds():
         fields = [axis.field for axis in spec.vary]
         assert " ".join(_sizes(run.model_dump(mode="json"), fields)) == label
+
+
+def test_a_size_that_is_no_number_is_refused_with_a_parametrization_too():
+    words = ["mechanism=[sa]", "lr=1e-3", "parametrization=[mup]", "model.width=[32,abc]", "hessian=false"]
+    with pytest.raises(ValueError, match="model.width='abc': input should be a valid integer"):
+        read_spec("sweep", words).kinds()

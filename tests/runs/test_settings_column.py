@@ -88,3 +88,19 @@ def test_a_run_of_a_plugin_that_is_gone_is_listed_without_them(lab):
     directory.spec_file.write_text(json.dumps({**spec, "plugins": ["package_of_somebody_else.mechanism"]}))
     row = collect_and_load(StudyFolder.of(lab.pool, "settings")).runs.iloc[0]
     assert row["settings"] == row["reading"] == "" and row["blind_to_order"] != row["blind_to_order"]  # NaN
+
+
+def test_runs_of_several_sizes_are_series_of_their_own(lab):
+    sizes = {}
+    for width, heads in ((8, 1), (16, 2)):
+        spec = lab.spec(model={"name": "tiny", "layers": 1, "width": width, "heads": heads, "positions": 16})
+        directory = lab.directory(spec)
+        directory.write_spec(spec.model_dump(mode="json"), type(spec))
+        directory.set_status("queued", step=0)
+        sizes[directory.run_id] = f"width={width}"
+    study = StudyFolder.of(lab.pool, "sizes")
+    study.write(list(sizes), spec={"vary": [{"field": "model.width", "values": [8, 16]}]})
+    runs = collect_and_load(study).runs
+    assert {run: f"sa {size}" for run, size in sizes.items()} == dict(zip(runs["run_id"], runs["series"], strict=True))
+    study.write(list(sizes), spec={"vary": [{"field": "model.width", "values": [8]}]})
+    assert set(collect_and_load(study).runs["model"]) == {"tiny"}, "one value makes no difference"
