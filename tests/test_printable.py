@@ -14,7 +14,7 @@ from analysis import page
 from analysis.drawing import formats
 from analysis.drawing.typeset import Cell, Table, literal
 from analysis.drawing.web_text import to_html
-from analysis.report import _printed
+from analysis.report import _to_text
 from stability import generate
 from stability.printable import line_of, print_text, visible
 from stability.runs.directory import RunDirectory
@@ -61,7 +61,7 @@ TABLE = Table(HOSTILE, HOSTILE, ("x", HOSTILE), ((Cell("1"), Cell(HOSTILE, f"{HO
         lambda: page._link(HOSTILE, HOSTILE),
         lambda: to_html(HOSTILE),
         lambda: literal(HOSTILE),
-        lambda: _printed(HOSTILE),
+        lambda: _to_text(HOSTILE),
     ],
     ids=["text", "typst", "csv", "markdown", "latex", "html", "anchor", "figure", "literal", "paragraph"],
 )
