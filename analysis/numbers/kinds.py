@@ -7,7 +7,7 @@ series' best rate has the lowest median NLL over seeds; a divergence counts as â
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Sensitivity:
     num_rates: int
 
 
-def sensitivity(study: Study, series: str) -> Sensitivity:
+def sensitivity(study: Study, series: str, rates: Collection[float] = ()) -> Sensitivity:
     """Return the learning-rate sensitivity per seed, in nats.
 
     This is the mean over swept rates of min(NLL, NLL at initialisation), minus the sweep's best NLL (Wortsman et al.
@@ -45,16 +45,22 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
     Every swept rate has equal weight, so values depend on the swept range: compare series within one study only. A
     diverged run counts as its initial NLL. Failed or unfinished runs are left out. A seed without a finished run has no
     sensitivity.
+
+    Args:
+        study: supplies the runs.
+        series: name of the series.
+        rates: rates to average over; by default all that were swept.
     """
-    by_seed, rates = {}, []
-    for seed, runs in study.of(series).groupby("seed"):
+    by_seed, number = {}, []
+    of_series = study.of(series)
+    for seed, runs in (of_series[of_series["lr"].isin(rates)] if rates else of_series).groupby("seed"):
         losses, finished = _cap(runs), runs[runs["status"].isin(FINISHED)]
         if np.isfinite(finished["val_nll"]).any():
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
-            rates.append(len(losses))
+            number.append(len(losses))
     # Smallest and largest: no seed can lose more than the distance from its initial NLL to its best. If only some seeds
     # diverged at a rate there are two clusters, and an interval on logarithms would end far beyond the possible range.
-    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
+    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(number, default=0))
 
 
 def _cap(runs: Frame) -> list[float]:

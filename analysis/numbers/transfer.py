@@ -1,0 +1,579 @@
+"""Estimate how the best learning rate moves with the size, and predict it at a larger one.
+
+A size is the run's width, layers, steps and batch. A group is a mechanism with its parametrization and other settings;
+it has one curve of NLL against rate for each size.
+
+- Best rate of a curve: for each seed the vertex of a parabola in log10 LR through its lowest NLL and up to two
+  neighbours on each side; the mean over seeds.
+- Law: log10 of the best rate is linear in log2 of each size that varies. Least squares, weighted by the curves'
+  errors.
+- Back-test: the law of all sizes but the largest, at the largest, beside rules that need no law.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
+from analysis.numbers.spread import Spread, t_975
+from analysis.numbers.windows import TOLERANCE, Window, outcomes, windows
+from analysis.study.load import Frame, Study
+from analysis.words import join_words, lr_text, plural
+
+AXES = ("width", "layers", "steps", "batch")
+BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
+STANDARD = "standard"
+LEVEL = 0.2  # 80 % intervals
+FLOOR_DECADES = 0.05  # smallest scatter of best rates around their law
+FLAT_DECADES, FLAT_WITHIN = 0.05, 0.10  # per doubling: a rate that transfers, and the limits of its interval
+WIDEST_DECADES = 0.5  # half-width of a useful interval
+LARGEST_REGRET = 0.01  # share of the NLL
+LEAST_GAIN = 0.3  # nats beyond token frequencies
+FEWEST_SIZES = 3
+# Published exponents of the best rate. Step Law (Li et al. 2025, arXiv:2503.04715): N^-0.713, N as width² · layers.
+# Bjorck et al. 2024 (arXiv:2409.19913): D^-0.32 at a fixed batch. Malladi et al. 2022 (arXiv:2205.10287): √batch.
+PUBLISHED = {"width": -1.426, "layers": -0.713, "steps": -0.32, "batch": 0.5}
+PUBLISHED_NAMES = {"width": "Step Law", "layers": "Step Law", "steps": "steps^−0.32", "batch": "√batch"}
+Size = tuple[float, ...]  # in the order of `AXES`
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best learning rate of a curve.
+
+    Attributes:
+        log_lr: log10 of the rate, mean over seeds; NaN if open.
+        error: its standard error in decades, with the resolution of the sweep.
+        spacing: decades between neighbouring rates around it.
+        open: reason for an unknown best rate; "" if known.
+        seeds: number of seeds with a vertex.
+    """
+
+    log_lr: float
+    error: float
+    spacing: float
+    open: str
+    seeds: int
+
+    @property
+    def lr(self) -> float:
+        return 10**self.log_lr
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One group's NLL against learning rate at one size.
+
+    Attributes:
+        size: width, layers, steps, batch.
+        series: name in its study.
+        table: NLL, learning rate × seed; ∞ if diverged.
+        best: best rate.
+        window: stable window of the median line; None without a finite run.
+        gain: nats that the best NLL lies below token frequencies.
+        numbers: of the series, at its best measured rate.
+        study: supplies the runs.
+    """
+
+    size: Size
+    series: str
+    table: Frame
+    best: Best
+    window: Window | None
+    gain: float
+    numbers: Numbers
+    study: Study
+
+    @property
+    def best_nll(self) -> float:
+        """Lowest median NLL over the measured rates."""
+        return self.window.best_nll if self.window else math.inf
+
+    @property
+    def edge(self) -> float:
+        """log10 of the stable window's upper edge; NaN if the sweep ends inside."""
+        return math.nan if self.window is None or self.window.open_high else math.log10(self.window.high.lr)
+
+    @property
+    def ratio(self) -> float:
+        """log10 of α_max / α at the best measured rate; NaN if not measured."""
+        value = self.numbers.ratio.median if self.numbers.ratio.n else math.nan
+        return math.log10(value) if value > 0 and math.isfinite(value) else math.nan
+
+    def regret(self, log_lr: float) -> float:
+        """Return the nats lost at a rate, median over seeds: NLL there, interpolated in log10 LR, less the lowest.
+
+        ∞ beside a diverged rate; NaN outside the swept rates.
+        """
+        found = [_regret(self.table.index, self.table[seed], log_lr) for seed in self.table]
+        known = [each for each in found if not math.isnan(each)]
+        return float(np.median(known)) if known else math.nan
+
+    def sensitivity(self, rates: Sequence[float]) -> Spread:
+        """Return S over some rates, in nats (`kinds.sensitivity`)."""
+        return sensitivity(self.study, self.series, rates).spread
+
+
+def find_vertex(lrs: Iterable[float], nlls: Iterable[float]) -> tuple[float, float, str]:
+    """Return the log10 LR of a curve's lowest NLL, the spacing of the rates around it, and why it is unknown.
+
+    The parabola is fitted to the lowest NLL, its neighbours, and theirs if within 5 % of it.
+
+    Args:
+        lrs: ascending learning rates.
+        nlls: NLL per rate: ∞ if diverged, NaN without a result.
+
+    Returns:
+        NaN, NaN and the reason where it is unknown; the reason is "" otherwise.
+    """
+    pairs = [(math.log10(x), float(y)) for x, y in zip(lrs, nlls, strict=True) if not math.isnan(y)]
+    x, y = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+    if not np.isfinite(y).any():
+        return math.nan, math.nan, "no run finished"
+    best = int(np.argmin(y))
+    if best in (0, len(y) - 1):
+        end = "smallest" if best == 0 else "largest"
+        return math.nan, math.nan, f"the lowest NLL is at the {end} rate swept, {lr_text(10 ** x[best])}"
+    if not np.isfinite(y[best - 1 : best + 2]).all():
+        return math.nan, math.nan, f"runs diverged beside the lowest NLL, at {lr_text(10 ** x[best])}"
+    limit = y[best] + TOLERANCE * abs(y[best])
+    near = [place for place in (best - 2, best + 2) if 0 <= place < len(y) and y[place] <= limit]
+    used = sorted([best - 1, best, best + 1, *near])
+    curvature, slope, _ = np.polyfit(x[used] - x[best], y[used], 2)
+    if curvature <= 0:
+        return math.nan, math.nan, "the curve has no lowest point"
+    vertex = float(x[best] - slope / (2 * curvature))
+    if not x[used[0]] <= vertex <= x[used[-1]]:
+        return math.nan, math.nan, "the curve's lowest point lies outside its neighbours"
+    return vertex, float(x[best + 1] - x[best - 1]) / 2, ""
+
+
+def find_best(table: Frame) -> Best:
+    """Return the best rate of a curve; open unless most of the seeds have one.
+
+    Args:
+        table: NLL, learning rate × seed.
+    """
+    found = [find_vertex(table.index, table[seed]) for seed in table if table[seed].notna().any()]
+    known = [(vertex, spacing) for vertex, spacing, reason in found if not reason]
+    if 2 * len(known) <= len(found):
+        reasons = [reason for *_, reason in found if reason]
+        return Best(math.nan, math.nan, math.nan, reasons[0] if reasons else "no run finished", len(known))
+    vertices, spacing = np.array([each for each, _ in known]), float(np.mean([each for _, each in known]))
+    of_seeds = float(vertices.var(ddof=1)) / len(known) if len(known) > 1 else 0.0
+    return Best(float(vertices.mean()), math.sqrt(of_seeds + spacing**2 / 12), spacing, "", len(known))
+
+
+def _regret(lrs: Iterable[float], nlls: Iterable[float], log_lr: float) -> float:
+    pairs = [(math.log10(x), float(y)) for x, y in zip(lrs, nlls, strict=True) if not math.isnan(y)]
+    if not pairs or not pairs[0][0] <= log_lr <= pairs[-1][0] or not any(math.isfinite(y) for _, y in pairs):
+        return math.nan
+    lowest = min(y for _, y in pairs)
+    for (left, low), (right, high) in itertools.pairwise(pairs):
+        if left <= log_lr <= right:
+            share = (log_lr - left) / (right - left)
+            ends = [y for y, weight in ((low, 1 - share), (high, share)) if weight > 0]
+            return math.inf if any(map(math.isinf, ends)) else (1 - share) * low + share * high - lowest
+    return pairs[0][1] - lowest
+
+
+@dataclass(frozen=True)
+class Law:
+    """A quantity's log10, linear in log2 of the sizes.
+
+    Attributes:
+        axes: places in `AXES` of the sizes that vary.
+        origin: smallest size.
+        coefficients: value at the origin, then decades per doubling of each axis.
+        covariance: of the coefficients.
+        scatter: standard deviation around the law, at least `FLOOR_DECADES`.
+        degrees: degrees of freedom left.
+        resolution: decades between swept rates.
+    """
+
+    axes: tuple[int, ...]
+    origin: Size
+    coefficients: np.ndarray
+    covariance: np.ndarray
+    scatter: float
+    degrees: int
+    resolution: float
+
+    def predict(self, size: Size, level: float = LEVEL) -> tuple[float, float]:
+        """Return the value at a size and its interval's half-width, at least half the sweep's resolution."""
+        row = _row(size, self.origin, self.axes)
+        spread = math.sqrt(self.scatter**2 + float(row @ self.covariance @ row))
+        half = t_975(self.degrees, level) * spread if self.degrees else math.inf
+        return float(row @ self.coefficients), max(half, self.resolution / 2)
+
+    def slope(self, place: int, level: float = LEVEL) -> tuple[float, float]:
+        """Return decades per doubling of the axis at a place in `axes`, and the interval's half-width."""
+        error = math.sqrt(float(self.covariance[place + 1, place + 1]))
+        return float(self.coefficients[place + 1]), t_975(self.degrees, level) * error if self.degrees else math.inf
+
+    def judge(self, place: int) -> str:
+        """Return "transfers", "drifts" or "cannot tell" for an axis.
+
+        Transfers: at most `FLAT_DECADES` per doubling, and the 80 % interval within `FLAT_WITHIN`. Drifts: the 95 %
+        interval excludes 0.
+        """
+        value, half = self.slope(place)
+        if abs(value) <= FLAT_DECADES and abs(value) + half <= FLAT_WITHIN:
+            return "transfers"
+        return "drifts" if abs(value) > self.slope(place, 0.05)[1] else "cannot tell"
+
+
+def _row(size: Size, origin: Size, axes: Sequence[int]) -> np.ndarray:
+    return np.array([1.0, *(math.log2(size[axis] / origin[axis]) for axis in axes)])
+
+
+def fit_law(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float], resolution: float) -> Law | None:
+    """Fit a law by weighted least squares; None with a missing value, or if the sizes do not determine it.
+
+    Args:
+        sizes: one per value.
+        values: log10 of the quantity.
+        errors: their standard errors, as weights.
+        resolution: decades between swept rates.
+    """
+    axes = tuple(axis for axis in range(len(AXES)) if len({size[axis] for size in sizes}) > 1)
+    if not axes or not np.isfinite(values).all():
+        return None
+    origin = tuple(min(size[axis] for size in sizes) for axis in range(len(AXES)))
+    rows, y = np.array([_row(size, origin, axes) for size in sizes]), np.asarray(values, dtype=float)
+    weights = 1 / np.asarray(errors, dtype=float) ** 2
+    weights /= weights.mean()
+    normal = rows.T @ (weights[:, None] * rows)
+    if np.linalg.matrix_rank(normal) < len(normal):
+        return None
+    inverse = np.linalg.inv(normal)
+    coefficients = inverse @ rows.T @ (weights * y)
+    degrees = len(y) - len(coefficients)
+    residual = float(weights @ (y - rows @ coefficients) ** 2)
+    scatter = max(math.sqrt(residual / degrees) if degrees else 0.0, FLOOR_DECADES)
+    return Law(axes, origin, coefficients, scatter**2 * inverse, scatter, degrees, resolution)
+
+
+def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> bool:
+    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes."""
+    law = fit_law(sizes, values, errors, 0.0)
+    if law is None or len(law.axes) > 1 or len(sizes) < 4:
+        return False
+    x = np.array([_row(size, law.origin, law.axes)[1] for size in sizes])
+    weights = 1 / np.asarray(errors, dtype=float) ** 2
+    weights /= weights.mean()
+    rows, y = np.stack([np.ones_like(x), x, x**2], axis=1), np.asarray(values, dtype=float)
+    inverse = np.linalg.inv(rows.T @ (weights[:, None] * rows))
+    coefficients = inverse @ rows.T @ (weights * y)
+    degrees = len(y) - 3
+    scatter = max(math.sqrt(float(weights @ (y - rows @ coefficients) ** 2) / degrees), FLOOR_DECADES)
+    return abs(float(coefficients[2])) > t_975(degrees) * scatter * math.sqrt(float(inverse[2, 2]))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A rule's rate for a size whose truth is known.
+
+    Attributes:
+        rule: its name.
+        log_lr: the rate.
+        half: half-width of its interval; ∞ without one.
+        error: log10 of the rate over the true best one; NaN if that is open.
+        regret: nats lost at the rate, median over seeds.
+        share: regret as a share of the lowest NLL.
+    """
+
+    rule: str
+    log_lr: float
+    half: float
+    error: float
+    regret: float
+    share: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the truth lies in the interval."""
+        return abs(self.error) <= self.half
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a group's law says of a size.
+
+    Attributes:
+        size: the target.
+        log_lr, half: log10 of the best rate, and half its 80 % interval; NaN without a law.
+        edge: log10 of the largest rate within 5 % of the best NLL; NaN if unknown.
+        ratio: α_max / α at the predicted rate; NaN if unknown.
+        reasons: why it must not be relied on; () for a prediction.
+    """
+
+    size: Size
+    log_lr: float
+    half: float
+    edge: float
+    ratio: float
+    reasons: tuple[str, ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the interval, as rates."""
+        return 10 ** (self.log_lr - self.half), 10 ** (self.log_lr + self.half)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The curves of one mechanism with its settings, by ascending size."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return tuple(curve.size for curve in self.curves)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Places in `AXES` of the sizes that vary."""
+        return tuple(axis for axis in range(len(AXES)) if len({size[axis] for size in self.sizes}) > 1)
+
+    @cached_property
+    def law(self) -> Law | None:
+        """The law of the best rates; None if one is open."""
+        return fit_law_of(self.curves)
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """The back-test: the law of the smaller sizes at the largest one, then the rules without a law."""
+        *smaller, largest = self.curves
+        if len(smaller) < 2 or any(curve.best.open for curve in smaller):
+            return ()
+        law = fit_law_of(smaller)
+        found = [] if law is None else [("law", *law.predict(largest.size))]
+        first, last = smaller[0], smaller[-1]
+        doublings = {axis: math.log2(largest.size[axis] / last.size[axis]) for axis in self.axes}
+        halved = last.best.log_lr - math.log10(2) * sum(doublings.values())
+        published = sum(PUBLISHED[AXES[axis]] * math.log10(2) * each for axis, each in doublings.items())
+        found += [
+            ("smallest size’s rate", first.best.log_lr, math.inf),
+            ("last size’s rate", last.best.log_lr, math.inf),
+        ]
+        if AXES.index("batch") not in self.axes:
+            found.append(("halve per doubling", halved, math.inf))
+        names = join_words(dict.fromkeys(PUBLISHED_NAMES[AXES[axis]] for axis in self.axes))
+        found.append((names, last.best.log_lr + published, math.inf))
+        return tuple(_try(largest, *each) for each in found)
+
+    def predict(self, target: Mapping[str, float]) -> Prediction:
+        """Return the law's word on a size.
+
+        Args:
+            target: values by axis; the others as at the largest size.
+        """
+        largest = self.curves[-1].size
+        size = tuple(float(target.get(axis, largest[place])) for place, axis in enumerate(AXES))
+        law = self.law
+        log_lr, half = law.predict(size) if law else (math.nan, math.nan)
+        edge = _extrapolate(self.curves, [curve.edge for curve in self.curves], size)
+        ratio = 10 ** _extrapolate(self.curves, [curve.ratio for curve in self.curves], size)
+        reasons = tuple(self._doubts(size, half))
+        return Prediction(size, log_lr, half, edge if edge > log_lr else math.nan, ratio, reasons)
+
+    def _doubts(self, size: Size, half: float) -> Iterable[str]:
+        """Yield the reasons against a prediction."""
+        for place, axis in enumerate(AXES):
+            if place not in self.axes and size[place] != self.curves[-1].size[place]:
+                swept = _number(self.curves[-1].size[place])
+                yield f"{axis} was not varied: every run has {swept}, the target {_number(size[place])}"
+            elif place in self.axes and len({each[place] for each in self.sizes}) < FEWEST_SIZES:
+                number = len({each[place] for each in self.sizes})
+                yield f"{plural(number, 'size')} of {axis} make no law; {FEWEST_SIZES} are needed"
+        for curve in self.curves:
+            if curve.best.open:
+                yield f"at {self.describe(curve.size)} {curve.best.open}"
+            elif curve.gain < LEAST_GAIN:
+                yield (
+                    f"at {self.describe(curve.size)} the model learned {max(curve.gain, 0):.2f} nats beyond token "
+                    f"frequencies; at least {LEAST_GAIN} are asked for"
+                )
+        if self.law is None:
+            if not any(curve.best.open for curve in self.curves) and self.axes:
+                yield "sizes that grow together cannot be told apart"
+            return
+        if self.trials and math.isfinite(self.trials[0].half) and not self.trials[0].is_inside:
+            yield (
+                f"from the smaller sizes the law misses the largest one’s best rate by {self.trials[0].error:+.2f} "
+                f"decades (80 % interval ±{self.trials[0].half:.2f})"
+            )
+        if self.trials and self.trials[0].share > LARGEST_REGRET:
+            yield (
+                f"the law of the smaller sizes costs {100 * self.trials[0].share:.1f} % of the NLL at the largest, "
+                f"more than {100 * LARGEST_REGRET:.0f} %"
+            )
+        for place in self.axes:
+            low, high = min(each[place] for each in self.sizes), max(each[place] for each in self.sizes)
+            if size[place] > high * high / low or size[place] < low * low / high:
+                yield (
+                    f"{AXES[place]} {_number(size[place])} is further from {_number(high)} than the sweep spans "
+                    f"({_number(low)} to {_number(high)})"
+                )
+        if half > WIDEST_DECADES:
+            yield f"the interval is ±{half:.2f} decades, wider than ±{WIDEST_DECADES}"
+        if bends(self.sizes, [each.best.log_lr for each in self.curves], [each.best.error for each in self.curves]):
+            yield "the best rates bend away from a straight line"
+
+    def describe(self, size: Size) -> str:
+        """Return a size's varying values, e.g. ``"width 64"``."""
+        return join_words(f"{AXES[axis]} {_number(size[axis])}" for axis in self.axes)
+
+    def list_common_rates(self) -> list[float]:
+        """Return the rates that every size has."""
+        return sorted(set.intersection(*(set(curve.table.index) for curve in self.curves)))
+
+    def regrets(self) -> list[list[float]]:
+        """Return the transfer matrix: nats lost at each column's size with the best rate of each row's."""
+        return [[there.regret(here.best.log_lr) for there in self.curves] for here in self.curves]
+
+
+def fit_law_of(curves: Sequence[Curve]) -> Law | None:
+    """Return the law of some curves' best rates; None if one is open."""
+    best = [curve.best for curve in curves]
+    if any(each.open for each in best):
+        return None
+    resolution = max(each.spacing for each in best)
+    return fit_law([curve.size for curve in curves], [each.log_lr for each in best], [each.error for each in best],
+                   resolution)  # fmt: skip
+
+
+def _extrapolate(curves: Sequence[Curve], values: Sequence[float], size: Size) -> float:
+    law = fit_law([curve.size for curve in curves], values, [1.0] * len(values), 0.0)
+    return law.predict(size)[0] if law else math.nan
+
+
+def _try(largest: Curve, rule: str, log_lr: float, half: float) -> Trial:
+    regret = largest.regret(log_lr)
+    return Trial(rule, log_lr, half, log_lr - largest.best.log_lr, regret, regret / abs(largest.best_nll))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def has_sizes(study: Study) -> bool:
+    """Return whether a study varies a size."""
+    return any(_key(axis) in AXES and len(axis["values"]) > 1 for axis in study.spec.get("vary") or ())
+
+
+def _key(axis: Mapping[str, Any]) -> str:
+    return str(axis["field"]).removeprefix("model.")
+
+
+def find_groups(studies: Sequence[Study]) -> list[Group]:
+    """Return the groups of one study, or of several that share everything but the sizes.
+
+    A parametrization's run at its base size is the standard one.
+
+    Raises:
+        ValueError: the studies differ in more than their sizes; one line.
+    """
+    require_same_recipe(studies)
+    found: dict[str, dict[Size, Curve]] = {}
+    for study in studies:
+        asked = [each.get("name", STANDARD) for each in study.spec.get("parametrization") or [{}]]
+        places = list(_places(study))
+        numbers = numbers_of(study, {series: series for *_, series in places}, {})
+        for rest, parametrization, size, series in places:
+            names = [parametrization] if parametrization in asked else []
+            if parametrization == STANDARD:
+                names += [name for name in asked if name != STANDARD and _is_base(study, name, size)]
+            for name in names:
+                label = " ".join(filter(None, (rest, name if name != STANDARD or len(asked) > 1 else "")))
+                found.setdefault(label, {}).setdefault(size, _make_curve(study, series, size, numbers[series]))
+    return [Group(name, tuple(curve for _, curve in sorted(curves.items()))) for name, curves in found.items()]
+
+
+SIZES = re.compile(rf" ?\b({'|'.join(AXES)})=(\S+)")
+PARAMETRIZATION = re.compile(r" ?\bparametrization=(\S+)")
+
+
+def _places(study: Study) -> Iterator[tuple[str, str, Size, str]]:
+    """Yield each series' name without size and parametrization, its parametrization, its size and its own name."""
+    model = study.spec["model"]
+    own = {
+        "width": model["width"],
+        "layers": model["layers"],
+        "steps": study.spec["steps"],
+        "batch": study.spec["batch"],
+    }
+    for series in study.series:
+        label = str(study.of(series)["model"].iloc[0])
+        sizes = own | {key: float(value) for key, value in SIZES.findall(label)}
+        known = PARAMETRIZATION.search(label)
+        rest = PARAMETRIZATION.sub("", SIZES.sub("", series)).strip()
+        yield rest, known[1] if known else STANDARD, tuple(float(sizes[axis]) for axis in AXES), series
+
+
+def _is_base(study: Study, parametrization: str, size: Size) -> bool:
+    """Return whether a size is the base of a parametrization, where its run is the standard one."""
+    settings = next(each for each in study.spec["parametrization"] if each.get("name") == parametrization)
+    varied = {_key(axis): min(axis["values"]) for axis in study.spec["vary"] if _key(axis) in AXES}
+    bases = {
+        axis: settings[key] or varied.get(axis, study.spec["model"][axis])
+        for axis, key in BASES.items()
+        if key in settings
+    }
+    return all(size[AXES.index(axis)] == base for axis, base in bases.items())
+
+
+def _make_curve(study: Study, series: str, size: Size, numbers: Numbers) -> Curve:
+    table, window = outcomes(study, series), windows(study)[series].median
+    unigram = float(study.of(series)["unigram_nll"].median())
+    gain = unigram - window.best_nll if window and math.isfinite(unigram) else math.nan
+    return Curve(size, series, table, find_best(table), window, gain, numbers, study)
+
+
+PARTS = (
+    "objective",
+    "optimizer",
+    "residual",
+    "norm",
+    "ffn",
+    "position",
+    "linear",
+    "precision",
+    "clip_norm",
+    "microbatch",
+)
+OF_WIDTH = ("name", "width", "layers", "heads", "head_width")
+
+
+def require_same_recipe(studies: Sequence[Study]) -> None:
+    """Refuse studies that differ in more than their sizes; ValueError with one line."""
+    first, *others = studies
+    for other in others:
+        here, there = _recipe(first), _recipe(other)
+        if odd := [key for key in here if here[key] != there[key]]:
+            raise ValueError(
+                f"{first.name} and {other.name} differ in {join_words(odd)}; sizes of one law share everything but "
+                f"{join_words(AXES)}"
+            )
+
+
+def _recipe(study: Study) -> dict[str, Any]:
+    spec = study.spec
+    schedule, model = dict(spec.get("schedule") or {}), dict(spec.get("model") or {})
+    warmup = schedule.pop("warmup_steps", 0) / spec["steps"]
+    return {
+        **{key: spec.get(key) for key in PARTS},
+        "data": sorted(set(study.runs["data_fingerprint"])),
+        "schedule": (schedule, round(warmup, 3)),
+        "model": {key: value for key, value in model.items() if key not in OF_WIDTH},
+    }
