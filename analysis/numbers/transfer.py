@@ -26,7 +26,7 @@ from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
 from analysis.numbers.spread import Spread, t_975
 from analysis.numbers.windows import TOLERANCE, Window, outcomes, windows
 from analysis.study.load import Frame, Study
-from analysis.words import join_words, lr_text, plural
+from analysis.words import join_words, lr_text
 
 AXES = ("width", "layers", "steps", "batch")
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
@@ -392,10 +392,10 @@ class Group:
         for place, axis in enumerate(AXES):
             if place not in self.axes and size[place] != self.curves[-1].size[place]:
                 swept = _number(self.curves[-1].size[place])
-                yield f"{axis} was not varied: every run has {swept}, the target {_number(size[place])}"
+                yield f"the sweep has {axis} {swept} alone, the target {_number(size[place])}"
             elif place in self.axes and len({each[place] for each in self.sizes}) < FEWEST_SIZES:
                 number = len({each[place] for each in self.sizes})
-                yield f"{plural(number, 'size')} of {axis} make no law; {FEWEST_SIZES} are needed"
+                yield f"{number} values of {axis} make no law; {FEWEST_SIZES} are needed"
         for curve in self.curves:
             if curve.best.open:
                 yield f"at {self.describe(curve.size)} {curve.best.open}"
@@ -486,8 +486,9 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
     """
     require_same_recipe(studies)
     found: dict[str, dict[Size, Curve]] = {}
+    names_standard = any(_parametrizations(study) != [STANDARD] for study in studies)
     for study in studies:
-        asked = [each.get("name", STANDARD) for each in study.spec.get("parametrization") or [{}]]
+        asked = _parametrizations(study)
         places = list(_places(study))
         numbers = numbers_of(study, {series: series for *_, series in places}, {})
         for rest, parametrization, size, series in places:
@@ -495,9 +496,13 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
             if parametrization == STANDARD:
                 names += [name for name in asked if name != STANDARD and _is_base(study, name, size)]
             for name in names:
-                label = " ".join(filter(None, (rest, name if name != STANDARD or len(asked) > 1 else "")))
+                label = " ".join(filter(None, (rest, name if names_standard else "")))
                 found.setdefault(label, {}).setdefault(size, _make_curve(study, series, size, numbers[series]))
     return [Group(name, tuple(curve for _, curve in sorted(curves.items()))) for name, curves in found.items()]
+
+
+def _parametrizations(study: Study) -> list[str]:
+    return [each.get("name", STANDARD) for each in study.spec.get("parametrization") or [{}]]
 
 
 SIZES = re.compile(rf" ?\b({'|'.join(AXES)})=(\S+)")

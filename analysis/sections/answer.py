@@ -19,6 +19,7 @@ from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
+from analysis.sections import transfer
 from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
@@ -35,8 +36,11 @@ NAMED = 4  # series in the title
 def answer(study: Study) -> str:
     """Return the table of best rates and the sentences, in at most `MOST_LINES` lines.
 
-    A study of many series is cut to those of the lowest NLL, and a line counts the others.
+    A study of many series is cut to those of the lowest NLL, and a line counts the others. A study of sizes has
+    `transfer`'s table and sentences.
     """
+    if transfer.applies(study):
+        return transfer.answer_text(study, MOST_LINES, LINE)
     found = {name: each.median for name, each in windows(study).items()}
     is_cut = 2 * len(found) + FRAME + 1 > MOST_LINES
     shown = best_series(study)
@@ -78,8 +82,10 @@ def best_series(study: Study) -> list[str]:
 def title(study: Study) -> str:
     """Return the question with its answer: each mechanism's largest rate within 5 % of the reference's best NLL.
 
-    Without common windows, within 5 % of each one's own best NLL.
+    Without common windows, within 5 % of each one's own best NLL. A study of sizes has `transfer`'s question.
     """
+    if transfer.applies(study):
+        return transfer.title(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}

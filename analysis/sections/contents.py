@@ -23,12 +23,14 @@ from analysis.sections import (
     streams,
     structure,
     training_free,
+    transfer,
 )
 from analysis.sections.section import Section
 
 SECTIONS: tuple[Section, ...] = (
     overview.SECTION,
     overview.CLAIMS,
+    transfer.SECTION,
     search.SECTION,
     search.LINEAGE,
     optimizers.SECTION,

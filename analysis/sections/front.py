@@ -11,7 +11,7 @@ from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, 
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
-from analysis.sections import alpha, curves
+from analysis.sections import alpha, curves, transfer
 from analysis.sections.answer import answer_table, best_series
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
@@ -23,7 +23,7 @@ from analysis.study.once import once_per_study
 from analysis.words import join_words, lr_text, plural
 
 # Names of figures in order of preference.
-FIRST = ("nll", "optimizers", "ablation-0", "mixers", "edges")
+FIRST = ("transfer", "nll", "optimizers", "ablation-0", "mixers", "edges")
 TELLING = (
     "streams-terminal-0",
     "qk-terminal-0",
@@ -58,12 +58,13 @@ def first_page(study: Study, find: Find) -> Pieces:
         find: returns the first of the report's figures with one of some names.
     """
     figure = _draw_best_series(study, find(FIRST))
-    table: tuple[Table, ...] = (answer_table(study),)
+    is_of_sizes = transfer.applies(study)
+    table: tuple[Table, ...] = (transfer.best_table(study) if is_of_sizes else answer_table(study),)
     return (
         paragraph(describe_runs(study))
         + ((figure,) if figure else ())
         + table
-        + box(sentences(study))
+        + box(transfer.sentences(study) if is_of_sizes else sentences(study))
         + small(provenance_line(study))
         + (PageBreak(),)
     )

@@ -6,12 +6,13 @@ The terms and the spec come from `study.json`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import BLIND
-from analysis.words import count_range, join_words, lr_text, plural
+from analysis.words import count_range, join_words, lr_text, plural, value_text
 from stability.runs.recorded_words import words_of_record
 from stability.runs.words import Words
 
@@ -83,11 +84,25 @@ def model(study: Study) -> str:
     E.g. ``"nano ffn=glu: 2 layers, …"``.
     """
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
-    names = join_words(sorted(set(study.runs["model"]) - {""}))
+    sizes = varied_sizes(study)
+    names = join_words(sorted({_without_sizes(name, sizes) for name in study.runs["model"]} - {""}))
     if not known:
         return f"{names or 'size not recorded'}; {parameters}"
-    counts = f"{plural(known['layers'], 'layer')}, width {known['width']}, {plural(known['heads'], 'head')}"
+    layers = f"{sizes['layers']} layers" if "layers" in sizes else plural(known["layers"], "layer")
+    heads = f"heads {known['head_width']} wide" if known.get("head_width") else plural(known["heads"], "head")
+    counts = f"{layers}, width {sizes.get('width', known['width'])}, {heads}"
     return f"{names or known['name']}: {counts}, {known['positions']} positions; {parameters}"
+
+
+def varied_sizes(study: Study) -> dict[str, str]:
+    """Return the values of each field that the sweep varies as a size, by its short name: ``"64, 128 and 256"``."""
+    axes = [axis for axis in study.spec.get("vary") or () if len(axis["values"]) > 1]
+    return {axis["field"].rpartition(".")[2]: join_words(map(value_text, axis["values"])) for axis in axes}
+
+
+def _without_sizes(label: str, sizes: Mapping[str, str]) -> str:
+    """Return a run's model label without the sizes that vary."""
+    return " ".join(word for word in label.split(" ") if word.partition("=")[0] not in sizes)
 
 
 def training(study: Study) -> str:
@@ -96,7 +111,12 @@ def training(study: Study) -> str:
     if not {"steps", "batch"} <= spec.keys():
         return "not recorded"
     parts = f", {spec['microbatch']} at a time" if spec.get("microbatch") else ""
-    return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], words(study).example)}{parts}"
+    sizes = varied_sizes(study)
+    steps = f"{sizes['steps']} steps" if "steps" in sizes else plural(spec["steps"], "step")
+    batch = (
+        f"{sizes['batch']} {words(study).example}s" if "batch" in sizes else plural(spec["batch"], words(study).example)
+    )
+    return f"{steps} of {batch}{parts}"
 
 
 def recipe(study: Study) -> str:

@@ -151,6 +151,37 @@ class ReportSpec(Settings):
         return self
 
 
+class TargetSize(Settings):
+    """The size of a model that was not swept; what is null is as at the largest size of the sweep."""
+
+    width: int | None = Field(default=None, ge=1, description="its width; null: the largest swept one")
+    layers: int | None = Field(default=None, ge=1, description="its number of layers; null: the largest swept one")
+    steps: int | None = Field(default=None, ge=1, description="its training steps; null: the largest swept number")
+    batch: int | None = Field(default=None, ge=1, description="its sequences per step; null: the largest swept number")
+
+    def given(self) -> dict[str, int]:
+        """Return the values that are not null."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class TransferSpec(Settings):
+    """The settings of `stability.transfer`: studies of several sizes, and the size to predict."""
+
+    name: Annotated[tuple[str, ...], BeforeValidator(_split_names), Place()] = Field(
+        min_length=1, description="studies' names under runs_dir/studies, or their folders; several make one law"
+    )
+    target: TargetSize = Field(default=TargetSize(), description="the size to predict the best learning rate of")
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
+
+    @model_validator(mode="after")
+    def _check_target(self) -> TransferSpec:
+        if not self.target.given():
+            raise ValueError(
+                "target: a size is missing; give target.width=…, target.layers=…, target.steps=… or target.batch=…"
+            )
+        return self
+
+
 def _parse_interval(value: Any) -> Any:
     """Return the seconds between refreshes; ``watch=true`` means 2 s, ``watch=false`` None."""
     return (2.0 if value else None) if isinstance(value, bool) else value

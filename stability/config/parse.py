@@ -8,7 +8,7 @@ from typing import Any, cast
 from stability.config.base import AnySettings, Settings, validate
 from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
-from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
+from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
 from stability.config.parts import part
@@ -28,6 +28,7 @@ SPECS: dict[str, type[Settings]] = {
     "generate": GenerateSpec,
     "train_tokenizer": TokenizerSpec,
     "dashboard": DashboardSpec,
+    "transfer": TransferSpec,
 }  # the spec of each entry
 
 

@@ -1,0 +1,307 @@
+"""Show how the best learning rate moves with the size, and predict it at a larger one."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.typeset import Cell, Table
+from analysis.measures import spread_cell
+from analysis.numbers.transfer import (
+    AXES,
+    FLAT_DECADES,
+    FLAT_WITHIN,
+    FLOOR_DECADES,
+    Curve,
+    Group,
+    Law,
+    Prediction,
+    Trial,
+    find_groups,
+    has_sizes,
+)
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
+from analysis.sections.transfer_figures import CAPTION, draw
+from analysis.study import wording
+from analysis.study.load import Study
+from analysis.study.once import once_per_study
+from analysis.words import join_words, power
+
+TITLE, NAME = "The best learning rate by size", "transfer"
+QUESTION = "Which learning rate at a larger size?"
+
+
+@once_per_study
+def groups_of(study: Study) -> list[Group]:
+    """Return one study's groups with more than one size."""
+    return [group for group in find_groups([study]) if group.axes]
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and has_sizes(study) and bool(groups_of(study))
+
+
+def title(study: Study) -> str:
+    """Return the question with each group's answer."""
+    return f"{QUESTION} {'; '.join(_say_briefly(group) for group in groups_of(study))}"
+
+
+def _say_briefly(group: Group) -> str:
+    law = group.law
+    if law is None:
+        return f"{group.name}: cannot tell"
+    said = []
+    for place, axis in enumerate(law.axes):
+        value, _ = law.slope(place)
+        moves = f"{abs(value):.2f} decades {'lower' if value < 0 else 'higher'} with each doubling of {AXES[axis]}"
+        flat = f"the same at every {_singular(AXES[axis])}"
+        said.append({"transfers": flat, "drifts": moves}.get(law.judge(place), f"{_slope_text(law, place)} a doubling of "
+                    f"{AXES[axis]}"))  # fmt: skip
+    return f"{group.name}: {join_words(said)}"
+
+
+def _singular(axis: str) -> str:
+    return {"layers": "depth", "steps": "number of steps"}.get(axis, axis)
+
+
+def sentences(study: Study) -> list[str]:
+    """Return what the laws, their predictions a doubling further and their back-tests say, a paragraph each."""
+    groups = groups_of(study)
+    laws = " ".join(describe_law(group) for group in groups)
+    predictions = [describe_prediction(group, double(group)) for group in groups]
+    return [laws, *predictions, *filter(None, (describe_trials(group) for group in groups))]
+
+
+def answer_text(study: Study, most: int, width: int) -> str:
+    """Return the table and the sentences in at most ``most`` lines; a sentence without room is left out."""
+    lines = [*best_table(study).text(details=False).splitlines(), ""]
+    for sentence in sentences(study):
+        wrapped = textwrap.wrap(sentence, width)
+        lines += wrapped if len(lines) + len(wrapped) <= most else []
+    return "\n".join(lines)
+
+
+def describe(studies: Sequence[Study], target: Mapping[str, float]) -> str:
+    """Return the table of best rates, then for each group its law, its back-test and the prediction.
+
+    Args:
+        studies: one study, or several that share everything but their sizes.
+        target: a size, by axis; the others as at the largest size.
+
+    Raises:
+        ValueError: no size varies, or the studies differ in more than sizes; one line.
+    """
+    groups = [group for group in find_groups(studies) if group.axes]
+    if not groups:
+        names = join_words(study.name for study in studies)
+        raise ValueError(f"{names}: no size varies; sweep several, e.g. model.width=[64,128,256]")
+    parts = [best_table(studies[0], groups).text()]
+    for group in groups:
+        said = (describe_law(group), describe_trials(group), describe_prediction(group, target))
+        parts.append("\n".join(textwrap.fill(each, 110) for each in said if each))
+    return "\n\n".join(parts)
+
+
+def double(group: Group) -> dict[str, float]:
+    """Return a group's largest size with each varying axis doubled."""
+    largest = group.curves[-1].size
+    return {AXES[axis]: 2 * largest[axis] for axis in group.axes}
+
+
+def describe_law(group: Group) -> str:
+    """Return the slopes of a group's law with their intervals and verdicts."""
+    law = group.law
+    if law is None:
+        open_at = [curve for curve in group.curves if curve.best.open]
+        why = f"at {group.describe(open_at[0].size)} {open_at[0].best.open}" if open_at else "its sizes do not tell"
+        return f"{group.name}: no law; {why}."
+    parts = [f"{_slope_text(law, place)} a doubling of {AXES[axis]} ({law.judge(place)})"
+             for place, axis in enumerate(law.axes)]  # fmt: skip
+    return f"{group.name}: the best rate moves by {join_words(parts)}."
+
+
+def _slope_text(law: Law, place: int) -> str:
+    value, half = law.slope(place)
+    within = f" (80 %: {value - half:+.2f} to {value + half:+.2f})" if math.isfinite(half) else ""
+    return f"{value:+.2f} decades{within}"
+
+
+def describe_trials(group: Group) -> str:
+    """Return how the law of the smaller sizes fared at the largest one, beside the rules without a law."""
+    if not group.trials:
+        return ""
+    largest, (law, *others) = group.curves[-1], group.trials
+    tried = [_trial_text(trial) for trial in (law, *others[:2])]  # without the published rules
+    truth = largest.best.open or f"best {power(largest.best.lr)}"
+    return f"{group.name} at {group.describe(largest.size)} from the smaller sizes ({truth}): {'; '.join(tried)}."
+
+
+def _trial_text(trial: Trial) -> str:
+    inside = "" if math.isinf(trial.half) else f", {'inside' if trial.is_inside else 'outside'} its 80 % interval"
+    error = f", {trial.error:+.2f} decades{inside}" if math.isfinite(trial.error) else ""
+    return f"{trial.rule} {power(10**trial.log_lr)}{error}, {_loss_text(trial)}"
+
+
+def _loss_text(trial: Trial) -> str:
+    if math.isnan(trial.regret):
+        return "outside the swept rates"
+    return "beside diverged runs" if math.isinf(trial.regret) else f"costs {100 * trial.share:.1f} % of the NLL"
+
+
+def describe_prediction(group: Group, target: Mapping[str, float]) -> str:
+    """Return the rate to take at a size, or why it cannot be predicted."""
+    found = group.predict(target)
+    place = ", ".join(f"{axis} {value:,.0f}" for axis, value in target.items())
+    if found.reasons:
+        last = group.curves[-1]
+        rest = "" if last.best.open else f" The best rate at {group.describe(last.size)} is {power(last.best.lr)}."
+        return f"{group.name} at {place}: cannot predict: {'; '.join(found.reasons)}.{rest}"
+    return f"{group.name} at {place}: {_prediction_text(found)}."
+
+
+def _prediction_text(found: Prediction) -> str:
+    low, high = map(power, found.interval)
+    parts = [f"take {power(10**found.log_lr)} (80 %: {low} to {high})"]
+    if not math.isnan(found.edge):
+        parts.append(f"beyond about {power(10**found.edge)} the NLL is more than 5 % above the best")
+    if not math.isnan(found.ratio):
+        parts.append(f"α_max/α at that rate: about {found.ratio:.2g}")
+    return "; ".join(parts)
+
+
+def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
+    """Return one row per group and size: best rate, its NLL, the upper edge, sensitivity and α_max / α.
+
+    Args:
+        study: the study, for its words.
+        groups: the groups; by default the study's.
+    """
+    rows = []
+    for group in groups or groups_of(study):
+        rates = group.list_common_rates()
+        for number, curve in enumerate(group.curves):
+            first = Cell(group.name if number == 0 else "")
+            rows.append((first, Cell(group.describe(curve.size)), *_cells(curve, rates)))
+    header = ("", "size", "best LR", "NLL", "within 5 % up to", "S", "α_max/α")
+    kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
+    caption = (
+        "Best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean over "
+        "seeds in log10; below its standard error in decades, which includes the spacing of the rates. "
+        f"NLL ({wording.words(study).nll}): lowest median over seeds. S: mean over the rates that all sizes of a group "
+        "share of the NLL (or the untrained model's, if lower), less the lowest. α_max/α: at the best measured rate."
+    )
+    return Table(
+        TITLE,
+        caption,
+        tuple(header[place] for place in kept),
+        tuple(tuple(row[place] for place in kept) for row in rows),
+        brief="Lowest point of a parabola through each seed's lowest NLLs, mean over seeds.",
+    )
+
+
+def _cells(curve: Curve, rates: Sequence[float]) -> tuple[Cell, ...]:
+    best, edge = curve.best, curve.edge
+    at_least = power(curve.window.high.lr) if curve.window else ""
+    return (
+        Cell("open", best.open) if best.open else Cell(power(best.lr), f"±{best.error:.2f}"),
+        Cell(f"{curve.best_nll:.3f}" if math.isfinite(curve.best_nll) else "--"),
+        Cell(power(10**edge) if math.isfinite(edge) else f"at least {at_least}" if at_least else "--"),
+        spread_cell(curve.sensitivity(rates), "{:.3f}".format),
+        spread_cell(curve.numbers.ratio, "{:.2g}".format),
+    )
+
+
+def law_table(groups: Sequence[Group]) -> Table | None:
+    """Return one row per group and axis: decades per doubling, interval, scatter and verdict; None without a law."""
+    rows = [
+        (
+            Cell(group.name),
+            Cell(AXES[axis]),
+            Cell(f"{law.slope(place)[0]:+.3f}"),
+            Cell("--" if math.isinf(law.slope(place)[1]) else f"±{law.slope(place)[1]:.3f}"),
+            Cell(f"{law.scatter:.3f}"),
+            Cell(law.judge(place)),
+        )
+        for group in groups
+        if (law := group.law) is not None
+        for place, axis in enumerate(law.axes)
+    ]
+    caption = (
+        "Least squares of log10 of the best rate against log2 of the size, weighted by the rates' errors. Scatter: "
+        f"standard deviation around the law, at least {FLOOR_DECADES}. Transfers: at most {FLAT_DECADES} decades a "
+        f"doubling, and the 80 % interval within ±{FLAT_WITHIN}. Drifts: the 95 % interval excludes 0."
+    )
+    header = ("", "size", "decades a doubling", "80 %", "scatter", "verdict")
+    return Table("How the best rate moves", caption, header, tuple(rows)) if rows else None
+
+
+def trial_table(groups: Sequence[Group]) -> Table | None:
+    """Return one row per rule: rate for the largest size, error and regret; None without a back-test."""
+    rows = [
+        (
+            Cell(f"{group.name}, {group.describe(group.curves[-1].size)}" if number == 0 else ""),
+            Cell(trial.rule),
+            Cell(power(10**trial.log_lr)),
+            Cell("--" if math.isnan(trial.error) else f"{trial.error:+.2f}"),
+            Cell("--" if math.isinf(trial.half) else f"±{trial.half:.2f}"),
+            _regret_cell(trial.regret),
+            Cell(f"{100 * trial.share:.2f} %" if math.isfinite(trial.share) else "--"),
+        )
+        for group in groups
+        for number, trial in enumerate(group.trials)
+    ]
+    caption = (
+        "The largest size as if it had not been swept. Error: decades from the best rate there; law: with its 80 % "
+        "interval. Regret: NLL at the rule's rate, interpolated between the swept rates, less the lowest; median over "
+        "seeds. Step Law: η ∝ N^−0.713 (Li et al. 2025), of runs whose batch is tuned as well. steps^−0.32: Bjorck et "
+        "al. 2024, at a fixed batch. √batch: Malladi et al. 2022."
+    )
+    header = ("", "rule", "LR", "error", "80 %", "regret (nats)", "of the NLL")
+    return Table("Back-test on the largest size", caption, header, tuple(rows)) if rows else None
+
+
+def _regret_cell(nats: float) -> Cell:
+    return Cell("--" if math.isnan(nats) else "diverged" if math.isinf(nats) else f"{nats:.3f}")
+
+
+def matrix_table(group: Group) -> Table:
+    """Return the nats lost at each column's size with the best rate of each row's."""
+    names = [group.describe(curve.size) for curve in group.curves]
+    rows = [
+        (Cell(name), *(_regret_cell(nats) for nats in row)) for name, row in zip(names, group.regrets(), strict=True)
+    ]
+    caption = (
+        "Regret in nats: NLL at the best rate of the row's size, used at the column's, less the lowest there; "
+        "interpolated between the swept rates, median over seeds. --: outside them, or an open best rate."
+    )
+    return Table(f"Tuned at one size, used at another: {group.name}", caption, ("tuned at", *names), tuple(rows))
+
+
+def tables_of(groups: Sequence[Group]) -> list[Table]:
+    """Return the tables of laws, back-tests and regrets."""
+    found = [law_table(groups), trial_table(groups), *(matrix_table(group) for group in groups)]
+    return [table for table in found if table is not None]
+
+
+def tables(study: Study, phases: Sequence[str]) -> list[Table | str]:
+    return [best_table(study), *tables_of(groups_of(study)), *sentences(study)]
+
+
+def figures(study: Study) -> Figures:
+    figure = draw(groups_of(study))
+    return {} if figure is None else {NAME: Captioned(figure, CAPTION)}
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    first = box(sentences(study)) + pictures(drawn)
+    return heading(TITLE) + first + shown([best_table(study), *tables_of(groups_of(study))])
+
+
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the tables that the first page lacks."""
+    return heading(TITLE) + shown(tables_of(groups_of(study)))
+
+
+SECTION = Section(body, applies, figures, tables, brief)
