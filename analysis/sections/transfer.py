@@ -56,9 +56,9 @@ def _say_briefly(group: Group) -> str:
     for place, axis in enumerate(law.axes):
         value, _ = law.slope(place)
         moves = f"{abs(value):.2f} decades {'lower' if value < 0 else 'higher'} with each doubling of {AXES[axis]}"
-        flat = f"the same at every {_singular(AXES[axis])}"
-        said.append({"transfers": flat, "drifts": moves}.get(law.judge(place), f"{_slope_text(law, place)} a doubling of "
-                    f"{AXES[axis]}"))  # fmt: skip
+        flat = f"about {power(10 ** float(law.coefficients[0]))} at every {_singular(AXES[axis])}"
+        slope = f"{_slope_text(law, place)} a doubling of {AXES[axis]}"
+        said.append({"transfers": flat, "drifts": moves}.get(law.judge(place), slope))
     return f"{group.name}: {join_words(said)}"
 
 
@@ -67,17 +67,18 @@ def _singular(axis: str) -> str:
 
 
 def sentences(study: Study) -> list[str]:
-    """Return what the laws, their predictions a doubling further and their back-tests say, a paragraph each."""
+    """Return the predictions a doubling further, the laws and their back-tests, a paragraph each."""
     groups = groups_of(study)
     laws = " ".join(describe_law(group) for group in groups)
     predictions = [describe_prediction(group, double(group)) for group in groups]
-    return [laws, *predictions, *filter(None, (describe_trials(group) for group in groups))]
+    return [*predictions, laws, *filter(None, (describe_trials(group) for group in groups))]
 
 
 def answer_text(study: Study, most: int, width: int) -> str:
-    """Return the table and the sentences in at most ``most`` lines; a sentence without room is left out."""
-    lines = [*best_table(study).text(details=False).splitlines(), ""]
-    for sentence in sentences(study):
+    """Return the table, the predictions and the laws in at most ``most`` lines; what has no room is left out."""
+    lines, groups = [*best_table(study).text(details=False).splitlines(), ""], groups_of(study)
+    predictions = [describe_prediction(group, double(group)) for group in groups]
+    for sentence in [*predictions, *map(describe_law, groups)]:
         wrapped = textwrap.wrap(sentence, width)
         lines += wrapped if len(lines) + len(wrapped) <= most else []
     return "\n".join(lines)
@@ -124,8 +125,12 @@ def describe_law(group: Group) -> str:
 
 def _slope_text(law: Law, place: int) -> str:
     value, half = law.slope(place)
-    within = f" (80 %: {value - half:+.2f} to {value + half:+.2f})" if math.isfinite(half) else ""
-    return f"{value:+.2f} decades{within}"
+    within = f" (80 %: {_signed(value - half)} to {_signed(value + half)})" if math.isfinite(half) else ""
+    return f"{_signed(value)} decades{within}"
+
+
+def _signed(decades: float) -> str:
+    return f"{round(decades, 2) + 0.0:+.2f}"  # +0.00 instead of -0.00
 
 
 def describe_trials(group: Group) -> str:
@@ -140,7 +145,7 @@ def describe_trials(group: Group) -> str:
 
 def _trial_text(trial: Trial) -> str:
     inside = "" if math.isinf(trial.half) else f", {'inside' if trial.is_inside else 'outside'} its 80 % interval"
-    error = f", {trial.error:+.2f} decades{inside}" if math.isfinite(trial.error) else ""
+    error = f", {_signed(trial.error)} decades{inside}" if math.isfinite(trial.error) else ""
     return f"{trial.rule} {power(10**trial.log_lr)}{error}, {_loss_text(trial)}"
 
 
@@ -165,9 +170,9 @@ def _prediction_text(found: Prediction) -> str:
     low, high = map(power, found.interval)
     parts = [f"take {power(10**found.log_lr)} (80 %: {low} to {high})"]
     if not math.isnan(found.edge):
-        parts.append(f"beyond about {power(10**found.edge)} the NLL is more than 5 % above the best")
+        parts.append(f"up to about {power(10**found.edge)} costs < 5 %")
     if not math.isnan(found.ratio):
-        parts.append(f"α_max/α at that rate: about {found.ratio:.2g}")
+        parts.append(f"α_max/α about {found.ratio:.2g}")
     return "; ".join(parts)
 
 
@@ -244,7 +249,7 @@ def trial_table(groups: Sequence[Group]) -> Table | None:
             Cell(f"{group.name}, {group.describe(group.curves[-1].size)}" if number == 0 else ""),
             Cell(trial.rule),
             Cell(power(10**trial.log_lr)),
-            Cell("--" if math.isnan(trial.error) else f"{trial.error:+.2f}"),
+            Cell("--" if math.isnan(trial.error) else _signed(trial.error)),
             Cell("--" if math.isinf(trial.half) else f"±{trial.half:.2f}"),
             _regret_cell(trial.regret),
             Cell(f"{100 * trial.share:.2f} %" if math.isfinite(trial.share) else "--"),

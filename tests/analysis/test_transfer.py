@@ -1,0 +1,277 @@
+"""Best rates by size: vertices, laws, back-tests and predictions against closed forms and other libraries."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from analysis import assembly
+from analysis.numbers.transfer import LEVEL, bends, find_best, find_groups, find_vertex, fit_law, has_sizes
+from analysis.report import ending, summary
+from analysis.sections import transfer
+from analysis.study.load import load
+from stability.config.sweep import SweepSpec
+from tests.analysis.synthetic import write_study, write_table
+from tests.reading import read_spec
+
+RATES = [5e-4 * 2**k for k in range(8)]
+WIDTHS = (64, 128, 256, 512)
+
+
+def parabola(rates, log_best, curvature=0.2, lowest=2.0):
+    return [lowest + curvature * (math.log10(rate) - log_best) ** 2 for rate in rates]
+
+
+@pytest.mark.parametrize("log_best", [-2.31, -2.0, -2.6])
+def test_the_vertex_of_a_parabola_is_found_exactly(log_best):
+    vertex, spacing, reason = find_vertex(RATES, parabola(RATES, log_best))
+    assert (vertex, spacing, reason) == (pytest.approx(log_best, abs=1e-9), pytest.approx(math.log10(2)), "")
+
+
+def test_a_neighbour_far_above_the_lowest_nll_does_not_move_the_vertex():
+    nlls = parabola(RATES, -2.31)
+    worst = int(np.argmin(nlls)) + 2
+    nlls[worst] += 1.0
+    assert find_vertex(RATES, nlls)[0] == pytest.approx(-2.31, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "reason"),
+    [
+        (parabola(RATES, -4), "the lowest NLL is at the smallest rate swept, 5e-4"),
+        (parabola(RATES, -0.5), "the lowest NLL is at the largest rate swept, 6.4e-2"),
+        ([3, 2.5, 2.2, math.inf, math.inf, 3, 3, 3], "runs diverged beside the lowest NLL, at 2e-3"),
+        ([math.nan] * 8, "no run finished"),
+        ([2.0] * 8, "smallest"),
+    ],
+)
+def test_an_unknown_best_rate_has_its_reason(nlls, reason):
+    vertex, _, found = find_vertex(RATES, nlls)
+    assert math.isnan(vertex) and reason in found
+
+
+def test_the_error_of_a_best_rate_has_its_seeds_and_the_spacing_of_the_rates():
+    logs = [-2.3, -2.2, -2.1]
+    best = find_best(pd.DataFrame({seed: parabola(RATES, log) for seed, log in enumerate(logs)}, index=RATES))
+    assert best.log_lr == pytest.approx(-2.2)
+    assert best.error == pytest.approx(math.sqrt(0.01 / 3 + math.log10(2) ** 2 / 12))
+
+
+def test_a_curve_is_open_where_half_of_the_seeds_are():
+    table = pd.DataFrame({0: parabola(RATES, -2.3), 1: parabola(RATES, -4)}, index=RATES)
+    assert "smallest rate" in find_best(table).open
+    table[2] = parabola(RATES, -2.1)
+    assert find_best(table).log_lr == pytest.approx(-2.2) and find_best(table).seeds == 2
+
+
+def sizes_of(widths):
+    return [(float(width), 2.0, 200.0, 16.0) for width in widths]
+
+
+def test_a_law_and_its_interval_are_those_of_ordinary_least_squares():
+    y = np.array([-2.0, -2.4, -2.5, -3.1, -3.2])
+    sizes = sizes_of((64, 128, 256, 512, 1024))
+    law, other = fit_law(sizes, y, [0.1] * 5, 0.0), scipy.stats.linregress(range(5), y)
+    assert law is not None and law.slope(0)[0] == pytest.approx(other.slope)
+    assert law.slope(0, 0.05)[1] == pytest.approx(scipy.stats.t.ppf(0.975, 3) * other.stderr)
+    # the textbook's prediction interval: s² (1 + 1/n + (x − x̄)² / Sxx)
+    residual = y - other.intercept - other.slope * np.arange(5)
+    spread = math.sqrt(residual @ residual / 3 * (1 + 1 / 5 + (5 - 2) ** 2 / 10))
+    value, half = law.predict((2048.0, 2.0, 200.0, 16.0))
+    assert value == pytest.approx(other.intercept + 5 * other.slope)
+    assert half == pytest.approx(scipy.stats.t.ppf(1 - LEVEL / 2, 3) * spread)
+
+
+def test_weights_of_a_law_are_those_of_a_weighted_fit():
+    y, errors = np.array([-2.0, -2.4, -2.5, -3.1, -3.2]), np.array([0.05, 0.3, 0.1, 0.2, 0.05])
+    law = fit_law(sizes_of((64, 128, 256, 512, 1024)), y, errors, 0.0)
+    coefficients, covariance = np.polyfit(range(5), y, 1, w=1 / errors, cov=True)
+    assert law is not None and law.coefficients == pytest.approx(coefficients[::-1])
+    assert law.covariance == pytest.approx(covariance[::-1, ::-1])
+
+
+def test_a_law_has_a_term_for_each_size_and_none_for_sizes_that_grow_together():
+    sizes = [(w, layers, 200.0, 16.0) for w in (64.0, 128.0, 256.0) for layers in (2.0, 4.0, 8.0)]
+    values = [-2 - 0.3 * math.log2(w / 64) + 0.1 * math.log2(layers / 2) for w, layers, *_ in sizes]
+    law = fit_law(sizes, values, [0.1] * 9, 0.0)
+    assert law is not None and law.coefficients == pytest.approx([-2, -0.3, 0.1])
+    together = [(w, w / 32, 200.0, 16.0) for w in (64.0, 128.0, 256.0)]
+    assert fit_law(together, [-2, -2.3, -2.6], [0.1] * 3, 0.0) is None
+
+
+def test_exact_values_keep_the_floor_of_the_scatter_and_the_resolution():
+    law = fit_law(sizes_of(WIDTHS), [-2, -2.3, -2.6, -2.9], [0.1] * 4, 2.0)
+    assert law is not None and law.scatter == 0.05
+    assert law.predict((1024.0, 2.0, 200.0, 16.0)) == (pytest.approx(-3.2), 1.0), "half the resolution, 2 decades"
+
+
+def test_a_bend_is_seen_beyond_the_scatter_alone():
+    y = np.array([-2.0, -2.3, -2.6, -2.9, -3.2])
+    sizes = sizes_of((64, 128, 256, 512, 1024))
+    assert not bends(sizes, y, [0.1] * 5)
+    assert bends(sizes, y + 0.1 * np.arange(5.0) ** 2, [0.1] * 5)
+
+
+@pytest.mark.parametrize(("scatter", "least", "most"), [(0.15, 0.77, 0.86), (0.01, 0.99, 1.0)])
+def test_intervals_cover_as_often_as_they_say_and_more_below_the_floor(scatter, least, most):
+    draws, sizes, inside = np.random.default_rng(0), sizes_of((64, 128, 256, 512, 1024)), []
+    for _ in range(2000):
+        y = -2 + draws.uniform(-0.4, 0.1) * np.arange(5) + draws.normal(0, scatter, 5)
+        value, half = fit_law(sizes[:4], y[:4], [0.1] * 4, 0.0).predict(sizes[4])
+        inside.append(abs(value - y[4]) <= half)
+    assert least <= np.mean(inside) <= most
+
+
+SLOPES = {"standard": -0.3, "mup": 0.0}
+WORDS = ["mechanism=[sa]", "objective=ar", "model.head_width=32", "model.layers=2", "hessian=false", "seeds=3"]
+
+
+def write_sizes(folder, *words, slope=lambda name, axis, doublings: SLOPES[name] * doublings, lowest=2.0, unigram=3.3):
+    """A study whose best rates follow a law exactly: 1e-2 at the smallest size, ``slope`` decades from there."""
+    spec: SweepSpec = read_spec("sweep", [*WORDS, f"lr=[{','.join(map(str, RATES))}]", *words])
+    axis = spec.vary[0]
+    settings = [
+        {"model": f"nano {'' if run.parametrization.name == 'standard' else 'parametrization=mup '}{label}".strip()}
+        for label, run in spec.kinds()
+    ]
+    study = write_study(
+        folder, name="sizes", mechanisms=("sa",), lrs=RATES, seeds=3, settings=settings, unigram=unigram
+    )
+    runs = pd.read_parquet(study / "results" / "runs.parquet")
+    for row in runs.index:
+        label, seed = str(runs.loc[row, "model"]), int(runs.loc[row, "seed"])
+        name = "mup" if "mup" in label else "standard"
+        value = float(label.rpartition("=")[2])
+        doublings = math.log2(value / min(axis.values))
+        log_best = -2 + slope(name, axis.key, doublings) + (seed - 1) * 0.02
+        runs.loc[row, "val_nll"] = parabola([runs.loc[row, "lr"]], log_best, lowest=lowest - 0.1 * doublings)[0]
+    runs["status"] = "stable"
+    write_table(study / "results" / "runs.parquet", "runs", runs)
+    record = json.loads((study / "study.json").read_text())
+    (study / "study.json").write_text(json.dumps(record | {"spec": spec.model_dump(mode="json")}))
+    return load(study)
+
+
+WIDE = ("model.width=[64,128,256,512]", "parametrization=[standard,mup]")
+
+
+def test_a_parametrization_shares_the_run_of_its_base(tmp_path):
+    study = write_sizes(tmp_path, *WIDE)
+    groups = {group.name: group for group in find_groups([study])}
+    assert set(groups) == {"sa standard", "sa mup"} and has_sizes(study)
+    for name, group in groups.items():
+        assert [curve.size[0] for curve in group.curves] == list(WIDTHS)
+        slope = SLOPES[name.split()[1]]
+        expected = [-2 + slope * place for place in range(4)]
+        assert [curve.best.log_lr for curve in group.curves] == pytest.approx(expected, abs=1e-9)
+    assert groups["sa mup"].curves[0].series == groups["sa standard"].curves[0].series
+
+
+def test_laws_are_judged_and_the_next_doubling_is_predicted(tmp_path):
+    study = write_sizes(tmp_path, *WIDE)
+    groups = {group.name: group for group in find_groups([study])}
+    assert {name: group.law.judge(0) for name, group in groups.items()} == {
+        "sa standard": "drifts",
+        "sa mup": "transfers",
+    }
+    found = groups["sa standard"].predict({"width": 1024})
+    assert found.log_lr == pytest.approx(-3.2) and found.reasons == ()
+    assert found.interval[0] < 10**-3.2 < found.interval[1]
+    question = assembly.question(study)
+    assert question.startswith("Which learning rate at a larger size?")
+    assert (
+        "sa mup: about 1.0e-2 at every width" in question
+        and "0.30 decades lower with each doubling of width" in question
+    )
+    said = " ".join(transfer.sentences(study))
+    assert "sa standard at width 1,024: take 6.3e-4 (80 %: 4.5e-4 to 8.9e-4); up to about 2.7e-3 costs < 5 %" in said
+    assert "sa mup at width 1,024: take 1.0e-2" in said
+
+
+def test_a_back_test_stands_beside_rules_without_a_law(tmp_path):
+    group = next(group for group in find_groups([write_sizes(tmp_path, *WIDE)]) if group.name == "sa standard")
+    tried = {trial.rule: trial for trial in group.trials}
+    # truth at 512: −2.9; the law is exact; the rules are −2, −2.6, −2.6 − log10 2, and −2.6 − 1.426 log10 2
+    errors = {"law": 0.0, "smallest size’s rate": 0.9, "last size’s rate": 0.3, "halve per doubling": 0.3 - math.log10(2),
+              "Step Law": 0.3 - 1.426 * math.log10(2)}  # fmt: skip
+    assert {rule: trial.error for rule, trial in tried.items()} == pytest.approx(errors, abs=1e-9)
+    # linear interpolation exceeds the parabola by at most a quarter of its chord's square
+    assert tried["law"].is_inside and 0 <= tried["law"].regret <= 0.2 * (math.log10(2) / 2) ** 2
+    # the parabola's own loss, 0.2 · 0.9²; linear interpolation between swept rates and a lowest swept rate beside it
+    assert tried["smallest size’s rate"].regret == pytest.approx(0.2 * 0.9**2, abs=0.01)
+
+
+def test_regrets_by_size_are_those_of_the_curves(tmp_path):
+    group = next(group for group in find_groups([write_sizes(tmp_path, *WIDE)]) if group.name == "sa standard")
+    for row, here in enumerate(group.curves):
+        for column, there in enumerate(group.curves):
+            expected = 0.2 * (here.best.log_lr - there.best.log_lr) ** 2
+            assert group.regrets()[row][column] == pytest.approx(expected, abs=0.01)
+
+
+NARROW = ("model.width=[64,128,256,512]",)
+FIVE = ("model.width=[64,128,256,512,1024]",)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "target", "reason"),
+    [
+        (NARROW, {}, {"layers": 8}, "the sweep has layers 2 alone, the target 8"),
+        (("model.width=[64,128]",), {}, {"width": 256}, "2 values of width make no law; 3 are needed"),
+        (NARROW, {"slope": lambda *a: -1.2 * a[2]}, {"width": 1024}, "the lowest NLL is at the smallest rate swept"),
+        (NARROW, {}, {"width": 8192}, "width 8,192 is further from 512 than the sweep spans (64 to 512)"),
+        (NARROW, {"unigram": 2.2}, {"width": 1024}, "at width 64 the model learned 0.20 nats beyond token frequencies"),
+        (FIVE, {"slope": lambda *a: 0.075 * a[2] ** 2 - 0.3 * a[2]}, {"width": 2048}, "the best rates bend away"),
+        (NARROW, {"slope": lambda *a: 0.5 * (a[2] == 3)}, {"width": 1024}, "the law misses the largest one’s best rate"),
+        (NARROW, {"slope": lambda *a: 0.8 * (a[2] == 3) - 0.3}, {"width": 1024}, "% of the NLL at the largest, more than 1 %"),
+        (NARROW, {"slope": lambda *a: [0, 0.4, -0.4, 0][int(a[2])]}, {"width": 1024}, "decades, wider than ±0.5"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted_has_its_reason(tmp_path, words, options, target, reason):
+    (group,) = find_groups([write_sizes(tmp_path, *words, **options)])
+    found = group.predict(target)
+    assert any(reason in each for each in found.reasons), found.reasons
+    assert f"{group.name} at " in (said := transfer.describe_prediction(group, target)) and "cannot predict: " in said
+
+
+def test_a_target_within_reach_is_predicted(tmp_path):
+    (group,) = find_groups([write_sizes(tmp_path, *NARROW, slope=lambda *a: -0.2 * a[2])])
+    assert group.predict({"width": 2048}).reasons == ()
+
+
+def test_studies_of_other_sizes_make_one_law_and_those_of_other_recipes_none(tmp_path):
+    slopes = {"width": -0.3, "steps": -0.1}
+    by_axis = {"slope": lambda name, axis, doublings: slopes[axis] * doublings}
+    wide = write_sizes(tmp_path / "a", *NARROW, "steps=200", **by_axis)
+    long = write_sizes(tmp_path / "b", "model.width=64", "steps=[200,400,800]", **by_axis)
+    (group,) = find_groups([wide, long])
+    law = group.law
+    assert law is not None and [law.slope(place)[0] for place in (0, 1)] == pytest.approx([-0.3, -0.1], abs=1e-6)
+    found = group.predict({"width": 1024, "steps": 1600})
+    assert found.log_lr == pytest.approx(-2 - 4 * 0.3 - 3 * 0.1) and found.reasons == ()
+    other = write_sizes(tmp_path / "c", "steps=[200,400,800]", "clip_norm=2", **by_axis)
+    with pytest.raises(ValueError, match="differ in clip_norm; sizes of one law share everything but"):
+        find_groups([wide, other])
+
+
+def test_the_first_page_and_the_end_of_a_sweep_answer_for_a_larger_size(tmp_path):
+    study = write_sizes(tmp_path, *WIDE)
+    text = ending(study)
+    assert text.startswith("The best learning rate by size") and "sa mup at width 1,024: take 1.0e-2" in text
+    assert len(text.splitlines()) <= 25 and max(map(len, text.splitlines())) <= 110
+    everything = summary(study)
+    for title in (
+        "How the best rate moves",
+        "Back-test on the largest size",
+        "Tuned at one size, used at another: sa mup",
+    ):
+        assert title in everything
+    first = next(iter(assembly.pieces(study)))
+    assert "transfer" in [getattr(piece, "name", None) for piece in first]
+
+
+def test_a_study_without_sizes_has_no_such_section(tmp_path):
+    assert not transfer.applies(load(write_study(tmp_path)))
