@@ -113,7 +113,7 @@ class Curve:
 
         ∞ beside a diverged rate; NaN outside the swept rates.
         """
-        found = [_regret(self.table.index, self.table[seed], log_lr) for seed in self.table]
+        found = [find_regret(self.table.index, self.table[seed], log_lr) for seed in self.table]
         known = [each for each in found if not math.isnan(each)]
         return float(np.median(known)) if known else math.nan
 
@@ -172,7 +172,17 @@ def find_best(table: Frame) -> Best:
     return Best(float(vertices.mean()), math.sqrt(of_seeds + spacing**2 / 12), spacing, "", len(known))
 
 
-def _regret(lrs: Iterable[float], nlls: Iterable[float], log_lr: float) -> float:
+def find_regret(lrs: Iterable[float], nlls: Iterable[float], log_lr: float) -> float:
+    """Return the NLL at a rate, interpolated in log10 LR, less the lowest.
+
+    Args:
+        lrs: ascending learning rates.
+        nlls: NLL per rate: ∞ if diverged, NaN without a result.
+        log_lr: log10 of the rate.
+
+    Returns:
+        ∞ beside a diverged rate, NaN outside the rates with results.
+    """
     pairs = [(math.log10(x), float(y)) for x, y in zip(lrs, nlls, strict=True) if not math.isnan(y)]
     if not pairs or not pairs[0][0] <= log_lr <= pairs[-1][0] or not any(math.isfinite(y) for _, y in pairs):
         return math.nan
