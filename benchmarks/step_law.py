@@ -3,7 +3,7 @@
 The file is ``data/dense_lr_bs_loss.csv`` of github.com/step-law/steplaw (Li et al. 2025, arXiv:2503.04715): language
 models of 0.2 to 1.1 B parameters, each size at several learning rates, batches and numbers of tokens. Sizes with about
 as many tokens a parameter (19, 53, 93) make a ladder, at each batch and at the best of all. On each ladder, the best
-rate of every size from the fourth on is predicted from all smaller ones (`analysis.numbers.transfer`).
+rate of every size from the fourth on is predicted from all smaller ones (`analysis.numbers.size_laws`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.numbers.transfer import Best, find_best, find_regret, fit_law
+from analysis.numbers.best_rates import Best, find_best, find_regret
+from analysis.numbers.size_laws import fit_law
 from benchmarks._machine import machine
 from benchmarks._measuring import Promise
 

@@ -12,7 +12,6 @@ it has one curve of NLL against rate for each size.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,18 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from analysis.numbers.best_rates import Best, find_best, find_regret
 from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
-from analysis.numbers.spread import Spread, t_975
-from analysis.numbers.windows import TOLERANCE, Window, outcomes, windows
+from analysis.numbers.size_laws import AXES, Law, Size, bends, fit_law
+from analysis.numbers.spread import Spread
+from analysis.numbers.windows import Window, outcomes, windows
 from analysis.study.load import Frame, Study
-from analysis.words import join_words, lr_text
+from analysis.words import join_words
 
-AXES = ("width", "layers", "steps", "batch")
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
 STANDARD = "standard"
-LEVEL = 0.2  # 80 % intervals
-FLOOR_DECADES = 0.05  # smallest scatter of best rates around their law
-FLAT_DECADES, FLAT_WITHIN = 0.05, 0.10  # per doubling: a rate that transfers, and the limits of its interval
 WIDEST_DECADES = 0.5  # half-width of a useful interval
 LARGEST_REGRET = 0.01  # share of the NLL
 LEAST_GAIN = 0.3  # nats beyond token frequencies
@@ -42,30 +39,6 @@ FEWEST_SIZES = 3
 # Bjorck et al. 2024 (arXiv:2409.19913): D^-0.32 at a fixed batch. Malladi et al. 2022 (arXiv:2205.10287): √batch.
 PUBLISHED = {"width": -1.426, "layers": -0.713, "steps": -0.32, "batch": 0.5}
 PUBLISHED_NAMES = {"width": "Step Law", "layers": "Step Law", "steps": "steps^−0.32", "batch": "√batch"}
-Size = tuple[float, ...]  # in the order of `AXES`
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best learning rate of a curve.
-
-    Attributes:
-        log_lr: log10 of the rate, mean over seeds; NaN if open.
-        error: its standard error in decades, with the resolution of the sweep.
-        spacing: decades between neighbouring rates around it.
-        open: reason for an unknown best rate; "" if known.
-        seeds: number of seeds with a vertex.
-    """
-
-    log_lr: float
-    error: float
-    spacing: float
-    open: str
-    seeds: int
-
-    @property
-    def lr(self) -> float:
-        return 10**self.log_lr
 
 
 @dataclass(frozen=True)
@@ -120,172 +93,6 @@ class Curve:
     def sensitivity(self, rates: Sequence[float]) -> Spread:
         """Return S over some rates, in nats (`kinds.sensitivity`)."""
         return sensitivity(self.study, self.series, rates).spread
-
-
-def find_vertex(lrs: Iterable[float], nlls: Iterable[float]) -> tuple[float, float, str]:
-    """Return the log10 LR of a curve's lowest NLL, the spacing of the rates around it, and why it is unknown.
-
-    The parabola is fitted to the lowest NLL, its neighbours, and theirs if within 5 % of it.
-
-    Args:
-        lrs: ascending learning rates.
-        nlls: NLL per rate: ∞ if diverged, NaN without a result.
-
-    Returns:
-        NaN, NaN and the reason where it is unknown; the reason is "" otherwise.
-    """
-    pairs = [(math.log10(x), float(y)) for x, y in zip(lrs, nlls, strict=True) if not math.isnan(y)]
-    x, y = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
-    if not np.isfinite(y).any():
-        return math.nan, math.nan, "no run finished"
-    best = int(np.argmin(y))
-    if best in (0, len(y) - 1):
-        end = "smallest" if best == 0 else "largest"
-        return math.nan, math.nan, f"the lowest NLL is at the {end} rate swept, {lr_text(10 ** x[best])}"
-    if not np.isfinite(y[best - 1 : best + 2]).all():
-        return math.nan, math.nan, f"runs diverged beside the lowest NLL, at {lr_text(10 ** x[best])}"
-    limit = y[best] + TOLERANCE * abs(y[best])
-    near = [place for place in (best - 2, best + 2) if 0 <= place < len(y) and y[place] <= limit]
-    used = sorted([best - 1, best, best + 1, *near])
-    curvature, slope, _ = np.polyfit(x[used] - x[best], y[used], 2)
-    if curvature <= 0:
-        return math.nan, math.nan, "the curve has no lowest point"
-    vertex = float(x[best] - slope / (2 * curvature))
-    if not x[used[0]] <= vertex <= x[used[-1]]:
-        return math.nan, math.nan, "the curve's lowest point lies outside its neighbours"
-    return vertex, float(x[best + 1] - x[best - 1]) / 2, ""
-
-
-def find_best(table: Frame) -> Best:
-    """Return the best rate of a curve; open unless most of the seeds have one.
-
-    Args:
-        table: NLL, learning rate × seed.
-    """
-    found = [find_vertex(table.index, table[seed]) for seed in table if table[seed].notna().any()]
-    known = [(vertex, spacing) for vertex, spacing, reason in found if not reason]
-    if 2 * len(known) <= len(found):
-        reasons = [reason for *_, reason in found if reason]
-        return Best(math.nan, math.nan, math.nan, reasons[0] if reasons else "no run finished", len(known))
-    vertices, spacing = np.array([each for each, _ in known]), float(np.mean([each for _, each in known]))
-    of_seeds = float(vertices.var(ddof=1)) / len(known) if len(known) > 1 else 0.0
-    return Best(float(vertices.mean()), math.sqrt(of_seeds + spacing**2 / 12), spacing, "", len(known))
-
-
-def find_regret(lrs: Iterable[float], nlls: Iterable[float], log_lr: float) -> float:
-    """Return the NLL at a rate, interpolated in log10 LR, less the lowest.
-
-    Args:
-        lrs: ascending learning rates.
-        nlls: NLL per rate: ∞ if diverged, NaN without a result.
-        log_lr: log10 of the rate.
-
-    Returns:
-        ∞ beside a diverged rate, NaN outside the rates with results.
-    """
-    pairs = [(math.log10(x), float(y)) for x, y in zip(lrs, nlls, strict=True) if not math.isnan(y)]
-    if not pairs or not pairs[0][0] <= log_lr <= pairs[-1][0] or not any(math.isfinite(y) for _, y in pairs):
-        return math.nan
-    lowest = min(y for _, y in pairs)
-    for (left, low), (right, high) in itertools.pairwise(pairs):
-        if left <= log_lr <= right:
-            share = (log_lr - left) / (right - left)
-            ends = [y for y, weight in ((low, 1 - share), (high, share)) if weight > 0]
-            return math.inf if any(map(math.isinf, ends)) else (1 - share) * low + share * high - lowest
-    return pairs[0][1] - lowest
-
-
-@dataclass(frozen=True)
-class Law:
-    """A quantity's log10, linear in log2 of the sizes.
-
-    Attributes:
-        axes: places in `AXES` of the sizes that vary.
-        origin: smallest size.
-        coefficients: value at the origin, then decades per doubling of each axis.
-        covariance: of the coefficients.
-        scatter: standard deviation around the law, at least `FLOOR_DECADES`.
-        degrees: degrees of freedom left.
-        resolution: decades between swept rates.
-    """
-
-    axes: tuple[int, ...]
-    origin: Size
-    coefficients: np.ndarray
-    covariance: np.ndarray
-    scatter: float
-    degrees: int
-    resolution: float
-
-    def predict(self, size: Size, level: float = LEVEL) -> tuple[float, float]:
-        """Return the value at a size and its interval's half-width, at least half the sweep's resolution."""
-        row = _row(size, self.origin, self.axes)
-        spread = math.sqrt(self.scatter**2 + float(row @ self.covariance @ row))
-        half = t_975(self.degrees, level) * spread if self.degrees else math.inf
-        return float(row @ self.coefficients), max(half, self.resolution / 2)
-
-    def slope(self, place: int, level: float = LEVEL) -> tuple[float, float]:
-        """Return decades per doubling of the axis at a place in `axes`, and the interval's half-width."""
-        error = math.sqrt(float(self.covariance[place + 1, place + 1]))
-        return float(self.coefficients[place + 1]), t_975(self.degrees, level) * error if self.degrees else math.inf
-
-    def judge(self, place: int) -> str:
-        """Return "transfers", "drifts" or "cannot tell" for an axis.
-
-        Transfers: at most `FLAT_DECADES` per doubling, and the 80 % interval within `FLAT_WITHIN`. Drifts: the 95 %
-        interval excludes 0.
-        """
-        value, half = self.slope(place)
-        if abs(value) <= FLAT_DECADES and abs(value) + half <= FLAT_WITHIN:
-            return "transfers"
-        return "drifts" if abs(value) > self.slope(place, 0.05)[1] else "cannot tell"
-
-
-def _row(size: Size, origin: Size, axes: Sequence[int]) -> np.ndarray:
-    return np.array([1.0, *(math.log2(size[axis] / origin[axis]) for axis in axes)])
-
-
-def fit_law(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float], resolution: float) -> Law | None:
-    """Fit a law by weighted least squares; None with a missing value, or if the sizes do not determine it.
-
-    Args:
-        sizes: one per value.
-        values: log10 of the quantity.
-        errors: their standard errors, as weights.
-        resolution: decades between swept rates.
-    """
-    axes = tuple(axis for axis in range(len(AXES)) if len({size[axis] for size in sizes}) > 1)
-    if not axes or not np.isfinite(values).all():
-        return None
-    origin = tuple(min(size[axis] for size in sizes) for axis in range(len(AXES)))
-    rows, y = np.array([_row(size, origin, axes) for size in sizes]), np.asarray(values, dtype=float)
-    weights = 1 / np.asarray(errors, dtype=float) ** 2
-    weights /= weights.mean()
-    normal = rows.T @ (weights[:, None] * rows)
-    if np.linalg.matrix_rank(normal) < len(normal):
-        return None
-    inverse = np.linalg.inv(normal)
-    coefficients = inverse @ rows.T @ (weights * y)
-    degrees = len(y) - len(coefficients)
-    residual = float(weights @ (y - rows @ coefficients) ** 2)
-    scatter = max(math.sqrt(residual / degrees) if degrees else 0.0, FLOOR_DECADES)
-    return Law(axes, origin, coefficients, scatter**2 * inverse, scatter, degrees, resolution)
-
-
-def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> bool:
-    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes."""
-    law = fit_law(sizes, values, errors, 0.0)
-    if law is None or len(law.axes) > 1 or len(sizes) < 4:
-        return False
-    x = np.array([_row(size, law.origin, law.axes)[1] for size in sizes])
-    weights = 1 / np.asarray(errors, dtype=float) ** 2
-    weights /= weights.mean()
-    rows, y = np.stack([np.ones_like(x), x, x**2], axis=1), np.asarray(values, dtype=float)
-    inverse = np.linalg.inv(rows.T @ (weights[:, None] * rows))
-    coefficients = inverse @ rows.T @ (weights * y)
-    degrees = len(y) - 3
-    scatter = max(math.sqrt(float(weights @ (y - rows @ coefficients) ** 2) / degrees), FLOOR_DECADES)
-    return abs(float(coefficients[2])) > t_975(degrees) * scatter * math.sqrt(float(inverse[2, 2]))
 
 
 @dataclass(frozen=True)

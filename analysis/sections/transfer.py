@@ -9,14 +9,10 @@ from collections.abc import Mapping, Sequence
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
+from analysis.numbers.size_laws import AXES, FLAT_DECADES, FLAT_WITHIN, FLOOR_DECADES, Law
 from analysis.numbers.transfer import (
-    AXES,
-    FLAT_DECADES,
-    FLAT_WITHIN,
-    FLOOR_DECADES,
     Curve,
     Group,
-    Law,
     Prediction,
     Trial,
     find_groups,

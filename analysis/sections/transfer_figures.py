@@ -13,7 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import FIXED, OTHERS, WIDTH_INCHES, fitting_legend, lr_axis
-from analysis.numbers.transfer import AXES, Curve, Group, fit_law_of
+from analysis.numbers.size_laws import AXES
+from analysis.numbers.transfer import Curve, Group, fit_law_of
 from analysis.numbers.windows import median_line
 from analysis.words import lr_text
 

@@ -9,7 +9,9 @@ import pytest
 import scipy.stats
 
 from analysis import assembly
-from analysis.numbers.transfer import LEVEL, bends, find_best, find_groups, find_vertex, fit_law, has_sizes
+from analysis.numbers.best_rates import find_best, find_vertex
+from analysis.numbers.size_laws import LEVEL, bends, fit_law
+from analysis.numbers.transfer import find_groups, has_sizes
 from analysis.report import ending, summary
 from analysis.sections import transfer
 from analysis.study.load import load

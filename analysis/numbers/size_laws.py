@@ -1,0 +1,110 @@
+"""Fit a law of sizes: log10 of a quantity, linear in log2 of each size that varies, by weighted least squares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.numbers.spread import t_975
+
+AXES = ("width", "layers", "steps", "batch")
+LEVEL = 0.2  # 80 % intervals
+FLOOR_DECADES = 0.05  # smallest scatter of best rates around their law
+FLAT_DECADES, FLAT_WITHIN = 0.05, 0.10  # per doubling: a rate that transfers, and the limits of its interval
+Size = tuple[float, ...]  # in the order of `AXES`
+
+
+@dataclass(frozen=True)
+class Law:
+    """A quantity's log10, linear in log2 of the sizes.
+
+    Attributes:
+        axes: places in `AXES` of the sizes that vary.
+        origin: smallest size.
+        coefficients: value at the origin, then decades per doubling of each axis.
+        covariance: of the coefficients.
+        scatter: standard deviation around the law, at least `FLOOR_DECADES`.
+        degrees: degrees of freedom left.
+        resolution: decades between swept rates.
+    """
+
+    axes: tuple[int, ...]
+    origin: Size
+    coefficients: np.ndarray
+    covariance: np.ndarray
+    scatter: float
+    degrees: int
+    resolution: float
+
+    def predict(self, size: Size, level: float = LEVEL) -> tuple[float, float]:
+        """Return the value at a size and its interval's half-width, at least half the sweep's resolution."""
+        row = _row(size, self.origin, self.axes)
+        spread = math.sqrt(self.scatter**2 + float(row @ self.covariance @ row))
+        half = t_975(self.degrees, level) * spread if self.degrees else math.inf
+        return float(row @ self.coefficients), max(half, self.resolution / 2)
+
+    def slope(self, place: int, level: float = LEVEL) -> tuple[float, float]:
+        """Return decades per doubling of the axis at a place in `axes`, and the interval's half-width."""
+        error = math.sqrt(float(self.covariance[place + 1, place + 1]))
+        return float(self.coefficients[place + 1]), t_975(self.degrees, level) * error if self.degrees else math.inf
+
+    def judge(self, place: int) -> str:
+        """Return "transfers", "drifts" or "cannot tell" for an axis.
+
+        Transfers: at most `FLAT_DECADES` per doubling, and the 80 % interval within `FLAT_WITHIN`. Drifts: the 95 %
+        interval excludes 0.
+        """
+        value, half = self.slope(place)
+        if abs(value) <= FLAT_DECADES and abs(value) + half <= FLAT_WITHIN:
+            return "transfers"
+        return "drifts" if abs(value) > self.slope(place, 0.05)[1] else "cannot tell"
+
+
+def _row(size: Size, origin: Size, axes: Sequence[int]) -> np.ndarray:
+    return np.array([1.0, *(math.log2(size[axis] / origin[axis]) for axis in axes)])
+
+
+def fit_law(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float], resolution: float) -> Law | None:
+    """Fit a law by weighted least squares; None with a missing value, or if the sizes do not determine it.
+
+    Args:
+        sizes: one per value.
+        values: log10 of the quantity.
+        errors: their standard errors, as weights.
+        resolution: decades between swept rates.
+    """
+    axes = tuple(axis for axis in range(len(AXES)) if len({size[axis] for size in sizes}) > 1)
+    if not axes or not np.isfinite(values).all():
+        return None
+    origin = tuple(min(size[axis] for size in sizes) for axis in range(len(AXES)))
+    rows, y = np.array([_row(size, origin, axes) for size in sizes]), np.asarray(values, dtype=float)
+    weights = 1 / np.asarray(errors, dtype=float) ** 2
+    weights /= weights.mean()
+    normal = rows.T @ (weights[:, None] * rows)
+    if np.linalg.matrix_rank(normal) < len(normal):
+        return None
+    inverse = np.linalg.inv(normal)
+    coefficients = inverse @ rows.T @ (weights * y)
+    degrees = len(y) - len(coefficients)
+    residual = float(weights @ (y - rows @ coefficients) ** 2)
+    scatter = max(math.sqrt(residual / degrees) if degrees else 0.0, FLOOR_DECADES)
+    return Law(axes, origin, coefficients, scatter**2 * inverse, scatter, degrees, resolution)
+
+
+def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> bool:
+    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes."""
+    law = fit_law(sizes, values, errors, 0.0)
+    if law is None or len(law.axes) > 1 or len(sizes) < 4:
+        return False
+    x = np.array([_row(size, law.origin, law.axes)[1] for size in sizes])
+    weights = 1 / np.asarray(errors, dtype=float) ** 2
+    weights /= weights.mean()
+    rows, y = np.stack([np.ones_like(x), x, x**2], axis=1), np.asarray(values, dtype=float)
+    inverse = np.linalg.inv(rows.T @ (weights[:, None] * rows))
+    coefficients = inverse @ rows.T @ (weights * y)
+    degrees = len(y) - 3
+    scatter = max(math.sqrt(float(weights @ (y - rows @ coefficients) ** 2) / degrees), FLOOR_DECADES)
+    return abs(float(coefficients[2])) > t_975(degrees) * scatter * math.sqrt(float(inverse[2, 2]))
