@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -36,6 +37,7 @@ ENDED = {
     "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "failed": "failed",
     "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
 }  # fmt: skip
+FEW_SERIES = 4
 ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
 ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
@@ -71,14 +73,19 @@ def first_page(study: Study, find: Find) -> Pieces:
 
 
 def _draw_best_series(study: Study, found: Picture | None) -> Picture | None:
-    """Return the first page's figure with the table's series alone: of many, the appendix has the others."""
+    """Return the first page's figure with the table's series alone: of many, the appendix has the others.
+
+    Of more than `FEW_SERIES` it is lower, for the page's sake.
+    """
     shown = best_series(study)
-    if found is None or found.name != NLL or len(shown) == len(study.series):
+    if found is None or found.name != NLL or len(study.series) <= FEW_SERIES:
         return found
     with matplotlib.rc_context(RC):
         figure = nll_figure(study, series=shown)
     if figure is None:
         return found
+    if len(shown) == len(study.series):
+        return replace(found, figure=figure)
     caption = f"{nll_caption(study, figure)} The {len(shown)} series with the lowest NLLs; appendix: all."
     return Picture(FEW, figure, caption, found.file.replace(f"{NLL}.", f"{FEW}."))
 
