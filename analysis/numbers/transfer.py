@@ -346,7 +346,7 @@ def _places(study: Study) -> Iterator[tuple[str, str, Size, str]]:
 def _is_base(study: Study, parametrization: str, size: Size) -> bool:
     """Return whether a size is the base of a parametrization, where its run is the standard one."""
     settings = next(each for each in study.spec["parametrization"] if each.get("name") == parametrization)
-    varied = {_key(axis): min(axis["values"]) for axis in study.spec["vary"] if _key(axis) in AXES}
+    varied = {_key(axis): min(axis["values"]) for axis in study.spec.get("vary") or () if _key(axis) in AXES}
     bases = {
         axis: settings[key] or varied.get(axis, study.spec["model"][axis])
         for axis, key in BASES.items()
@@ -378,7 +378,16 @@ OF_WIDTH = ("name", "width", "layers", "heads", "head_width")
 
 
 def require_same_recipe(studies: Sequence[Study]) -> None:
-    """Refuse studies that differ in more than their sizes; ValueError with one line."""
+    """Refuse studies that differ in more than their sizes, or whose sizes or rates are unknown.
+
+    Raises:
+        ValueError: with one line.
+    """
+    for study in studies:
+        if not {"model", "steps", "batch"} <= study.spec.keys():
+            raise ValueError(f"{study.name}: its record lacks the sweep's settings, and so its sizes")
+        if study.is_in_multiples:
+            raise ValueError(f"{study.name}: its rates are multiples of each optimizer's own; sweep with lr=[…]")
     first, *others = studies
     for other in others:
         here, there = _recipe(first), _recipe(other)

@@ -36,7 +36,7 @@ def groups_of(study: Study) -> list[Group]:
 
 
 def applies(study: Study) -> bool:
-    return is_of_rates(study) and has_sizes(study) and bool(groups_of(study))
+    return is_of_rates(study) and has_sizes(study) and not study.is_in_multiples and bool(groups_of(study))
 
 
 def title(study: Study) -> str:

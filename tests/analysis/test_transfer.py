@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -273,6 +274,16 @@ def test_the_first_page_and_the_end_of_a_sweep_answer_for_a_larger_size(tmp_path
         assert title in everything
     first = next(iter(assembly.pieces(study)))
     assert "transfer" in [getattr(piece, "name", None) for piece in first]
+
+
+def test_rates_in_multiples_and_records_without_settings_are_refused(tmp_path):
+    study = write_sizes(tmp_path, *NARROW)
+    scaled = replace(study, study=study.study | {"lr_multiples": True, "lr_references": {"adamw": 1e-3, "sgd": 0.1}})
+    assert scaled.is_in_multiples and not transfer.applies(scaled)
+    with pytest.raises(ValueError, match="multiples of each optimizer's own; sweep with lr="):
+        transfer.describe([scaled], {"width": 1024})
+    with pytest.raises(ValueError, match="^sizes: its record lacks the sweep's settings, and so its sizes$"):
+        transfer.describe([replace(study, study=study.study | {"spec": {}})], {"width": 1024})
 
 
 def test_a_study_without_sizes_has_no_such_section(tmp_path):
