@@ -234,7 +234,8 @@ def _coordinates(invocation: Invocation) -> int:
     from stability.probes.layers.coordinates import Coordinates
     from stability.runs.results import graph_frame
 
-    spec, study = coordinates.read_recipe(invocation), _read_study(invocation.given.get("ckpt"))
+    spec = coordinates.read_recipe(invocation)
+    study = _read_study(next((word.value for word in invocation.words if word.key == "ckpt"), None))
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)
     models, corpus = coordinates.list_models(spec)

@@ -14,7 +14,7 @@ FLAT, WITHIN = 0.25, 0.4  # |slope| of a flat quantity, and the bounds of its in
 FIRST_JUDGED = 3  # step: at the first ones the logits of mup still catch up
 PARTS = ["mechanism", "residual", "norm", "optimizer", "parametrization"]
 LOGITS = "logits"
-NORM_IN_BLOCK = r"blocks\..*_norm$"
+IN_BLOCK = "blocks."  # beginning of names
 VECTORS = ("finite", "vector", "bias", "embedding")  # classes of tensors that move as far at every size
 MEASURES = {"size": "at start", "change": "change", "update": "update"}  # of the judged slopes
 
@@ -83,24 +83,27 @@ def judged_slopes(frame: Frame) -> list[Slope]:
     """Return the slopes that decide the verdict on one kind of model.
 
     They are every activation's size before training but for the logits', its change in training, and the updates of
-    tensors with at most one axis that grows. Over depths the norms in blocks are left out: after k of L blocks the
-    stream has changed by the share k/L. So are blocks that some depth lacks.
+    tensors with at most one axis that grows. Over depths, changes within blocks are left out: what the k-th of L blocks
+    reads has changed by the share k/L of the final stream's change. So are blocks that some depth lacks.
     """
-    if frame["field"].iloc[0] == "layers":
-        frame = frame[~frame["quantity"].str.match(NORM_IN_BLOCK)]
+    is_of_depth = frame["field"].iloc[0] == "layers"
     names = {measure: list(dict.fromkeys(frame[frame["measure"] == measure]["quantity"])) for measure in MEASURES}
     asked = [(name, "size", [0]) for name in names["size"] if name != LOGITS]
     asked += [(name, "change", judged_steps(frame, name)) for name in names["change"]]
+    asked = [each for each in asked if not (is_of_depth and each[0].startswith(IN_BLOCK) and each[1] == "change")]
     asked += [(name, "update", judged_steps(frame)) for name in names["update"] if name in VECTORS]
     return [found for each in asked if (found := slope(frame, *each)) is not None]
 
 
 def verdict(slopes: Sequence[Slope]) -> tuple[str, list[Slope]]:
-    """Return the verdict on a kind of model, and the quantities that decide it, the steepest first.
+    """Return the verdict on a kind of model, and the quantities that decide it.
 
-    "grows" if any quantity does, else "shrinks", else "unclear", else "flat".
+    "grows" if any quantity does, else "shrinks", else "unclear", else "flat". The steepest one is first; of unclear
+    ones that with the furthest end of its interval.
     """
     steepest = sorted(slopes, key=lambda each: -abs(each.mean))
     words = {each.verdict for each in slopes}
     word = next((word for word in ("grows", "shrinks", "unclear") if word in words), "flat")
+    if word == "unclear":
+        steepest.sort(key=lambda each: -max(-each.low, each.high))
     return word, [each for each in steepest if each.verdict == word]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from analysis.drawing.marks import entry
 from analysis.drawing.style import FIXED, OTHERS, WIDTH_INCHES, fitting_legend
@@ -39,7 +39,7 @@ COLUMNS = 5  # panels in a row
 # colours by the end of a quantity's name, in the legend's order; the first that fits
 KINDS = {
     "embedding": "embedding", "norm": "norms", "mixer": "mixers", f" {LOGITS}": "attention logits", "ffn": "FFNs",
-    "stream": "final stream", LOGITS: "logits",
+    "stream": "final stream", LOGITS: "logits", "cross": "cross mechanisms",
 }  # fmt: skip
 COLORS = [color for color, _ in (*FIXED.values(), *OTHERS)]
 
@@ -62,7 +62,8 @@ def verdict_lines(frame: Frame) -> Iterator[str]:
         most = f"{first.quantity} ({MEASURES[first.measure]}) {first.mean:+.2f} ({first.interval_text})"
         number = f"all {len(slopes)}" if word == "flat" else f"{len(deciding)} of {len(slopes)}"
         more = "; more seeds decide" if word == "unclear" else ""
-        yield f"{name}: {word}, {number} quantities; the steepest slope against {axis(rows)}: {most}{more}"
+        superlative = "the widest interval" if word == "unclear" else "the steepest slope"
+        yield f"{name}: {word}, {number} quantities; {most} has {superlative} against {axis(rows)}{more}"
 
 
 def recipe(frame: Frame) -> str:
@@ -103,13 +104,11 @@ def coordinates_tables(frame: Frame) -> list[Table]:
 def _table(title: str, caption: str, frame: Frame, *measures: str) -> Table:
     """Return the slopes of two measures, a row for each quantity, columns for each kind of model."""
     of_kind = kinds(frame)
-    judged = {
-        name: {(each.quantity, each.measure): each for each in judged_slopes(rows)} for name, rows in of_kind.items()
-    }
+    judged = {name: {(each.quantity, each.measure): each for each in judged_slopes(of_kind[name])} for name in of_kind}
     body = []
     for quantity in dict.fromkeys(frame[frame["measure"] == measures[0]]["quantity"]):
         cells = [
-            _cell(judged.get((name, quantity, measure)), rows, quantity, measure)
+            _cell(judged[name].get((quantity, measure)), rows, quantity, measure)
             for name, rows in of_kind.items()
             for measure in measures
         ]
@@ -120,8 +119,9 @@ def _table(title: str, caption: str, frame: Frame, *measures: str) -> Table:
 
 
 def _cell(judged: Slope | None, rows: Frame, quantity: str, measure: str) -> Cell:
-    """Return the cell of one slope; of one that is not judged, at step 0 (size) or the last (gradient, update)."""
-    found = judged or slope(rows, quantity, measure, [0 if measure == "size" else int(rows["step"].max())])
+    """Return the cell of one slope, judged or not."""
+    steps = {"size": [0], "gradient": judged_steps(rows)[-1:]}.get(measure, judged_steps(rows, quantity))
+    found = judged or slope(rows, quantity, measure, steps)
     if found is None:
         return Cell("--")
     is_moving = judged is not None and judged.verdict != "flat"
@@ -164,7 +164,7 @@ def _panel(ax: Axes, rows: Frame) -> None:
     ax.xaxis.set_major_formatter("{x:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(numticks=5))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _kind(quantity: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stability.cli.compose import read
+from stability.cli.compose import compose_values
 from stability.cli.words import Invocation, Word
 from stability.config.base import AXES
+from stability.config.parse import parse
 from stability.config.parts import Part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
@@ -44,10 +45,24 @@ def read_recipe(invocation: Invocation) -> SweepSpec:
     for word in words:
         if word.group not in TAKEN:
             raise ValueError(f"{word}: what={WHAT} does not take {word.group}; {near_misses(word.group, TAKEN)}")
-    typed = {word.key for word in words} | {word.group for word in words if word.group == "lr"}
-    spec = read(SweepSpec, Invocation((*(word for word in DEFAULTS.words if word.key not in typed), *words)))
+    typed = {word.key for word in words} | {"lr" for word in words if word.group == "lr"}
+    typed |= {"model.head_width" for word in words if word.key == "model.heads"}
+    defaults = (word for word in DEFAULTS.words if word.key not in typed)
+    spec = parse(SweepSpec, _with_bases(compose_values(SweepSpec, Invocation((*defaults, *words)))))
     _check(spec)
     return spec.model_copy(update={"optimizer": tuple(_undecayed(each, words) for each in spec.optimizer)})
+
+
+def _with_bases(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a sweep's values with the model's width as base of parametrizations without one, if depth varies."""
+    widths = [axis["field"] for axis in values.get("vary", []) if axis["field"] == "model.width"]
+    given = {
+        name: settings | {"base_width": settings["base_width"] or values["model"]["width"]}
+        if "base_width" in settings and not widths
+        else settings
+        for name, settings in values["parametrization"].items()
+    }
+    return values | {"parametrization": given}
 
 
 def _check(spec: SweepSpec) -> None:
@@ -85,10 +100,9 @@ def list_models(spec: SweepSpec) -> tuple[dict[RunSpec, list[dict[str, Any]]], A
 
     A model of the base size, where a parametrization is the standard one, has columns for each of them.
     """
-    field, models, corpus = spec.vary[0].key, {}, None
-    for parametrization in spec.parametrization:
-        plan = Plan.of(spec.model_copy(update={"parametrization": (parametrization,)}))
-        corpus = plan.corpus
+    field, models = spec.vary[0].key, {}
+    plans = [Plan.of(spec.model_copy(update={"parametrization": (each,)})) for each in spec.parametrization]
+    for parametrization, plan in zip(spec.parametrization, plans, strict=True):
         for _, run in plan.points:
             columns = {axis: getattr(run, axis).name for axis in AXES} | {
                 "parametrization": parametrization.name,
@@ -102,7 +116,7 @@ def list_models(spec: SweepSpec) -> tuple[dict[RunSpec, list[dict[str, Any]]], A
                 "data": run.data.name,
             }
             models.setdefault(run, []).append(columns)
-    return models, corpus
+    return models, plans[0].corpus
 
 
 def model_label(columns: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ show whether a parametrization is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.auxiliary import split_loss
 from stability.models.backbone import Backbone
+from stability.models.block import CrossBranch
 from stability.models.scaling import find_sizes
 from stability.objectives import Examples
 from stability.probes.layers.attention import attention_logits
@@ -94,7 +95,7 @@ def tensor_classes(run: RunSpec, data_format: Any) -> list[str]:
     return found
 
 
-def _by_class(classes: list[str], tensors: list[Tensor | None]) -> dict[str, Tensor]:
+def _by_class(classes: list[str], tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
     """Return the mean over each class's tensors of their root mean square."""
     found: dict[str, list[Tensor]] = {}
     for kind, tensor in zip(classes, tensors, strict=True):
@@ -107,13 +108,15 @@ def _by_class(classes: list[str], tensors: list[Tensor | None]) -> dict[str, Ten
 def activations(model: Backbone, examples: Examples) -> dict[str, Tensor]:
     """Return the outputs of a forward pass by name.
 
-    Names: "embedding", "blocks.0.mixer" (and ffn and both norms), "blocks.0.mixer logits" (softmax attention's, of
-    visible pairs), "final stream" before the last norm, "final_norm", "logits". Of modules evaluated several times, the
-    last evaluation counts.
+    Names: "embedding", "blocks.0.mixer" (and cross, ffn and the norms), "blocks.0.mixer logits" (softmax attention's,
+    of visible pairs), "final stream" before the last norm, "final_norm", "logits". Of modules evaluated several times,
+    the last evaluation counts.
     """
     modules = {"embedding": model.embedding, "final_norm": model.final_norm}
     for number, block in enumerate(model.blocks):
         modules |= {f"blocks.{number}.{part}": block.get_submodule(part) for part in PARTS}
+        if isinstance(cross := getattr(block, "cross", None), CrossBranch):
+            modules[f"blocks.{number}.cross"] = cross.mechanism
     seen: dict[str, Tensor] = {}
 
     def forward() -> None:
