@@ -47,8 +47,10 @@ class Slope:
         return "shrinks" if self.mean < -FLAT and self.high < 0 else "unclear"
 
     @property
-    def interval_text(self) -> str:
-        return f"{self.low:+.2f} to {self.high:+.2f}"
+    def texts(self) -> tuple[str, str]:
+        """Slope and interval as text."""
+        mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (self.mean, self.low, self.high))  # no -0.00
+        return mean, f"{low} to {high}"
 
 
 def slope(frame: Frame, quantity: str, measure: str, steps: Sequence[int]) -> Slope | None:

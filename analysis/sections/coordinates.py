@@ -59,7 +59,7 @@ def verdict_lines(frame: Frame) -> Iterator[str]:
         slopes = judged_slopes(rows)
         word, deciding = verdict(slopes)
         first = deciding[0]
-        most = f"{first.quantity} ({MEASURES[first.measure]}) {first.mean:+.2f} ({first.interval_text})"
+        most = "{} ({}) {} ({})".format(first.quantity, MEASURES[first.measure], *first.texts)
         number = f"all {len(slopes)}" if word == "flat" else f"{len(deciding)} of {len(slopes)}"
         more = "; more seeds decide" if word == "unclear" else ""
         superlative = "the widest interval" if word == "unclear" else "the steepest slope"
@@ -88,11 +88,11 @@ def coordinates_tables(frame: Frame) -> list[Table]:
         f"|slope| ≤ {FLAT} and the interval within ±{WITHIN}; bold: judged and not flat; pale: not judged."
     )
     of_activations = (
-        f"{slopes} At start: mean |x|. Change: mean |x − x₀| over steps {_span(frame)}, of logits at the last step: "
+        f"{slopes} At start: mean |x|. Change: mean |x − x₀| {_span(frame)}, of logits at the last step: "
         "under mup they start as width^−½, as expected, and catch up within a few steps."
     )
     of_tensors = (
-        f"{slopes} Update: RMS of θ − θ₀ over steps {_span(frame)}; it tells whether vectors and biases have factors "
+        f"{slopes} Update: RMS of θ − θ₀ {_span(frame)}; it tells whether vectors and biases have factors "
         f"that only matrices should. Gradient: RMS at the last step. {recipe(frame)}"
     )
     return [
@@ -125,12 +125,12 @@ def _cell(judged: Slope | None, rows: Frame, quantity: str, measure: str) -> Cel
     if found is None:
         return Cell("--")
     is_moving = judged is not None and judged.verdict != "flat"
-    return Cell(f"{found.mean:+.2f}", found.interval_text, bold=is_moving, pale=judged is None)
+    return Cell(*found.texts, bold=is_moving, pale=judged is None)
 
 
 def _span(frame: Frame) -> str:
     steps = judged_steps(frame)
-    return f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+    return f"over steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"at step {steps[0]}"
 
 
 def coordinates_figure(frame: Frame) -> Figure:

@@ -213,8 +213,8 @@ def test_a_study_keeps_the_numbers_for_its_report(pool, lab, tmp_path, capsys):
     study = StudyFolder.of(lab.pool, "sizes")
     study.write([lab.train(lab.spec()).run_id])
     words = [pool, *SMALL, "model.layers=1", "model.width=[32,64]", "batch=2", f"ckpt={study.path}"]
-    assert main([f"what={WHAT}", *words, f"reports_dir={tmp_path}"]) == 0
-    assert "stability.report" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert main([f"what={WHAT}", *words, f"reports_dir={tmp_path / 'reports'}"]) == 0
+    assert "stability.report" in capsys.readouterr().out and not (tmp_path / "reports").exists()
     frame = pd.read_parquet(study.results / "coordinates.parquet")
     assert set(frame["size"]) == {32, 64} and set(frame["measure"]) == {"size", "change", "gradient", "update"}
 
