@@ -62,6 +62,8 @@ def verdict_lines(frame: Frame) -> Iterator[str]:
         most = "{} ({}) {} ({})".format(first.quantity, MEASURES[first.measure], *first.texts)
         number = f"all {len(slopes)}" if word == "flat" else f"{len(deciding)} of {len(slopes)}"
         more = "; more seeds decide" if word == "unclear" else ""
+        if word == "shrinks" and {each.quantity for each in deciding} == {LOGITS}:
+            more = "; they catch up with more steps or a larger lr"
         superlative = "the widest interval" if word == "unclear" else "the steepest slope"
         yield f"{name}: {word}, {number} quantities; {most} has {superlative} against {axis(rows)}{more}"
 

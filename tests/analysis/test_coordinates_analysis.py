@@ -95,6 +95,8 @@ def test_a_line_for_each_parametrization_says_the_verdict_and_the_steepest_slope
     assert mup.startswith("mup: flat, all 12 quantities; ")
     (unclear,) = verdict_lines(law({}, spread=0.3))
     assert unclear.startswith("mup: unclear, 12 of 12 quantities") and "more seeds decide" in unclear
+    (late,) = verdict_lines(law({("logits", "change"): -0.5}))
+    assert "mup: shrinks, 1 of 12" in late and late.endswith("they catch up with more steps or a larger lr")
     frame = law({})
     frame.loc[frame.index[-1], "value"] = np.nan
     assert list(verdict_lines(frame)) == ["mup: diverged; this check needs a smaller rate than lr=1e-2"]
@@ -104,7 +106,7 @@ def test_the_table_has_two_columns_for_each_parametrization_and_marks_what_is_no
     activations, tensors = coordinates_tables(two())
     assert activations.groups == (("", 1), ("standard", 2), ("mup", 2))
     rows = {row[0].text: row[1:] for row in activations.rows}
-    assert [cell.text for cell in rows["final stream"]] == ["+0.00", "+1.00", "+0.00", "+0.00"]
+    assert [cell.text for cell in rows["final stream"]] == ["+0.00", "+1.00", "+0.00", "+0.00"], "no -0.00"
     assert [cell.bold for cell in rows["final stream"]] == [False, True, False, False]
     assert rows["logits"][0].pale and not rows["logits"][1].pale
     assert [row[0].text for row in tensors.rows] == ["bias", "matrix"] and tensors.rows[1][1].pale
