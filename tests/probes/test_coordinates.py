@@ -167,6 +167,17 @@ def test_numbers_are_those_of_a_loop_written_out(pool):
         optimizer.step()
 
 
+def test_nothing_is_dropped(pool):
+    sizes = ["model.layers=1", "model.width=[32,64]", "batch=2", "steps=3", f"what={WHAT}", pool, *SMALL]
+    rows = []
+    for words in ([], ["model.dropout=0.5"]):
+        models, corpus = list_models(read_recipe(Invocation.of([*sizes, *words])))
+        measured = Coordinates(next(iter(models)), corpus, torch.device("cpu"))
+        list(measured.steps())
+        rows.append([row["value"] for row in measured.rows])
+    assert rows[0] == rows[1]
+
+
 def test_logits_of_attention_are_those_of_visible_pairs(pool):
     """Causal attention, written out for one head: i sees j ≤ i."""
     run = next(iter(list_models(read_recipe(Invocation.of([f"what={WHAT}", pool, *SMALL, *WIDTHS, MUP])))[0]))
