@@ -5,10 +5,13 @@ Of layers it measures spectra, σ(W_qᵀW_k), discrepancy and streams; of runs t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stability.cli.entry import run_entry
+from stability.cli import coordinates
+from stability.cli.entry import check_writable, run_entry
+from stability.cli.progress import follow
 from stability.cli.publish import collect_and_load, print_report_command, print_tables
 from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
@@ -27,6 +30,7 @@ python -m stability.probe what=spectra|qk|streams|mirror ckpt=FOLDER [key=value 
 python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
 python -m stability.probe what=pdmm [ckpt=FOLDER]
+python -m stability.probe what=coordinates model.width=[64,128,256,512] parametrization=[standard,mup] [key=value …]
 
 ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
 
@@ -47,13 +51,20 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
                       output, and the share of the products that is skipped
   what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under
                       mirrored masks and noise: a mechanism that is blind to order has the same on both
+  what=coordinates    a parametrization's coordinate check: 5 steps on one batch at each size of model.width or
+                      model.layers, slopes of activations, their changes and gradients against size, a verdict on each
+                      parametrization and reports/coordinates.pdf; it takes the words of stability.sweep for the model,
+                      mechanism, residual, norm, optimizer, data, lr, batch, steps and seeds; with ckpt=STUDY that
+                      study's report shows it
 
 What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Measure the runs of ``ckpt`` or graphs alone, then print the tables."""
+    """Measure the runs of ``ckpt``, or graphs or sizes alone, then print the tables."""
+    if coordinates.is_asked(Invocation.of(argv)):
+        return _coordinates(Invocation.of(argv))
     spec = read_about(ProbeSpec, Invocation.of(argv))
     if spec.what == "connectivity" or spec.ckpt is None:
         return _graphs(spec)
@@ -181,25 +192,63 @@ def _graphs(spec: ProbeSpec) -> int:
     """Compute, print and store rows without a run: in a study's results, or as a figure."""
     from analysis.sections import connectivity_figures, pdmm
     from analysis.sections import layers as probe_tables
-    from stability.runs.results import write_graphs
 
-    study = None if spec.ckpt is None else StudyFolder(spec.ckpt)
-    if study is not None:
-        study.read()
+    study = _read_study(spec.ckpt)
     frame = _graph_frame(spec)
     table, draw = {
         "connectivity": (probe_tables.connectivity_table, connectivity_figures.connectivity_figure),
         "pdmm": (pdmm.pdmm_table, pdmm.pdmm_figure),
     }[spec.what]
     print_text(table(frame).text())
+    return _store(spec.what, frame, draw, study, spec.reports_dir)
+
+
+def _read_study(ckpt: str | None) -> StudyFolder | None:
+    """Return the study of ``ckpt``, if any; ValueError without its file."""
+    if ckpt is None:
+        return None
+    study = StudyFolder(ckpt)
+    study.read()
+    return study
+
+
+def _store(
+    what: str, frame: pd.DataFrame, draw: Callable[[Any], Any], study: StudyFolder | None, reports_dir: str
+) -> int:
+    """Write a table to a study's results, or without a study its figure."""
+    from analysis.sections.connectivity_figures import write_figure
+    from stability.runs.results import write_graphs
+
     if study is None:
-        print_text(
-            f"figure: {connectivity_figures.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}"
-        )
+        print_text(f"figure: {write_figure(draw, frame, Path(reports_dir) / f'{what}.pdf')}")
     else:
-        write_graphs(spec.what, frame, study.results)
+        write_graphs(what, frame, study.results)
         print_report_command(study)
     return 0
+
+
+def _coordinates(invocation: Invocation) -> int:
+    """Run the coordinate check, print verdicts and slopes, and store it as `_graphs` does."""
+    from analysis.sections.coordinates import coordinates_figure, coordinates_tables, verdict_lines
+    from stability.build import resolve_device
+    from stability.probes.layers.coordinates import Coordinates
+    from stability.runs.results import graph_frame
+
+    spec = coordinates.read_recipe(invocation)
+    study = _read_study(next((word.value for word in invocation.words if word.key == "ckpt"), None))
+    check_writable("runs_dir", spec.runs_dir)
+    check_writable("reports_dir", spec.reports_dir)
+    models, corpus = coordinates.list_models(spec)
+    device = resolve_device(spec.device)
+    checks = [Coordinates(run, corpus, device) for run in models]
+    labels = [coordinates.model_label(columns[0]) for columns in models.values()]
+    follow((each.steps() for each in checks), labels, [spec.steps + 1] * len(checks))
+    rows = [own | row for each in checks for own in models[each.run] for row in each.rows]
+    frame = graph_frame(coordinates.WHAT, rows)
+    for line in verdict_lines(frame):
+        print_text(line)
+    print_text("\n\n".join(table.text() for table in coordinates_tables(frame)))
+    return _store(coordinates.WHAT, frame, coordinates_figure, study, spec.reports_dir)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from analysis.export import write_figures
 from analysis.report import summary
 from analysis.sections import contents
 from stability import sweep
+from stability.cli.coordinates import read_recipe
 from stability.cli.publish import _parsed_columns
+from stability.cli.words import Invocation
 from stability.mechanisms import build
 from stability.runs.results import collect
 from tests.analysis.synthetic import write_study
@@ -160,7 +162,9 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
         )
         if own is not None and not any(word.startswith("plugins=") for word in words):
             words.append(f"plugins=[my_package.{own}]")  # the page shows it in its place in the repository
-        if words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
+        if "what=coordinates" in words:  # a sweep's words
+            assert read_recipe(Invocation.of(words)).kinds(), (page, command)
+        elif words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
             spec = read_spec(kind, words)
             assert kind != "sweep" or spec.kinds(), (page, command)  # which refuses parts that do not fit each other
 

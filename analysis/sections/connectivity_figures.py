@@ -97,7 +97,12 @@ def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> P
 
 
 NAME = "connectivity"
-ELSEWHERE = {"mirror", "training_free", "training_free_layers"}  # probes with a heading in their own section
+ELSEWHERE = {
+    "mirror",
+    "training_free",
+    "training_free_layers",
+    "coordinates",
+}  # probes with a heading in their own section
 
 
 def applies(study: Study) -> bool:

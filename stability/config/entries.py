@@ -238,10 +238,10 @@ class StatusSpec(Settings):
 class ProbeSpec(Settings):
     """The settings of `stability.probe`: measurements of trained layers, their graphs and PDMM networks."""
 
-    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity"] = Field(
+    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity", "coordinates"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, sa replaced without training, the NLL of a text read backwards, or the plain "
-        "graphs' λ_1"
+        "residual streams, sa replaced without training, the NLL of a text read backwards, the plain "
+        "graphs' λ_1, or a parametrization's coordinate check"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
@@ -305,7 +305,7 @@ class ProbeSpec(Settings):
     reports_dir: Annotated[str, Place()] = Field(
         default="reports",
         min_length=1,
-        description="folder of the figure if no ckpt is given (connectivity, pdmm)",
+        description="folder of the figure if no ckpt is given (connectivity, pdmm, coordinates)",
     )
 
     @model_validator(mode="after")
@@ -326,7 +326,7 @@ class ProbeSpec(Settings):
 
     @model_validator(mode="after")
     def _check_ckpt(self) -> ProbeSpec:
-        if self.what not in ("connectivity", "pdmm") and self.ckpt is None:
+        if self.what not in ("connectivity", "pdmm", "coordinates") and self.ckpt is None:
             raise ValueError(
                 f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart"
             )

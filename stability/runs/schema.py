@@ -128,11 +128,17 @@ PROBE_COLUMNS = {
         "run_id", "phase", "lr", "layer", "mixer", "label", "budget", "sequence", "error", "skipped",
     ],
 }  # fmt: skip
-# Graphs independent of runs: `stability.probe` writes them to a study's results; `collect` does not touch them.
+# Numbers independent of runs: `stability.probe` writes them to a study's results; `collect` does not touch them.
 GRAPH_COLUMNS = {
     "connectivity": ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"],
     "pdmm": [
         "graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy",
+    ],
+    # One row per model (size, seed), step, quantity and measure. `field`: what grows, "width" or "layers"; `lr`,
+    # `batch`, `positions`, `objective` and `data`: the training's.
+    "coordinates": [
+        "mechanism", "residual", "norm", "optimizer", "parametrization", "field", "size", "seed", "step", "quantity",
+        "measure", "value", "lr", "batch", "positions", "objective", "data",
     ],
 }  # fmt: skip
 # Files generation/<phase>.parquet of `stability.generate` in a run's folder, one row per sample: `nll` in nats per
@@ -207,6 +213,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
-    "parent", "label", "settings", "reading",
+    "parent", "label", "settings", "reading", "parametrization", "measure",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

@@ -45,6 +45,23 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
     return {name: _statistics(layers[name], *kept) for name, kept in seen.items()}
 
 
+def attention_logits(model: nn.Module, forward: Callable[[], Any]) -> dict[str, Tensor]:
+    """Return every softmax-attention layer's logits of visible pairs by module name, during ``forward()``.
+
+    They are flat, and assume no padding. Only the last pass counts for layers evaluated more than once.
+    """
+    seen: dict[str, Seen] = {}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}
+    with torch.no_grad(), _watch(layers, seen):
+        forward()
+    found = {}
+    for name, (qkv_BND, _) in seen.items():
+        q_BHNK, k_BHNK, _ = layers[name].split(qkv_BND)
+        logits_BHNN = layers[name].logits(q_BHNK, k_BHNK)
+        found[name] = logits_BHNN[layers[name].visible(qkv_BND.shape[1], qkv_BND.device).expand_as(logits_BHNN)]
+    return found
+
+
 @contextmanager
 def _watch(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
     """Record each layer's projection output and mask in ``seen`` while open."""
