@@ -3,6 +3,7 @@ out for every parameter of four mechanisms at three widths."""
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -118,6 +119,31 @@ def test_initial_values_of_hidden_matrices_fall_with_the_width_and_the_heads_do_
     assert matrices and all(each == pytest.approx(1 / 2, rel=0.03) for each in matrices)
 
 
+@pytest.mark.parametrize("rule", ["ours", "torch", "nanogpt", "sedd"])
+def test_initial_values_of_every_kind_of_map_have_their_exponent(rule):
+    """gla: tables and maps from a fixed axis keep their deviation; matrices −½; the map to the gate of low rank −1."""
+    exponents = {"qkv": -1 / 2, "forget": 0, "forget_down": -1, "out": -1 / 2}
+    expected = {f"blocks.0.mixer.{name}.weight": each for name, each in exponents.items()}
+    expected |= {"embedding.weight": 0, "embedding.projection.weight": 0}
+    if rule in ("torch", "sedd"):
+        expected["blocks.0.ffn.hidden.bias"] = 0
+    for words in ([], ["model.embedding_width=32"]):
+        stds = []
+        for width in (64, 256):
+            model = build_model(run_at("gla", width, f"model.init={rule}", *words), 256)
+            stds.append({name: float(each.detach().std()) for name, each in model.named_parameters()})
+        for name in expected.keys() & stds[0].keys():
+            assert math.log(stds[1][name] / stds[0][name], 4) == pytest.approx(expected[name], abs=0.08), name
+
+
+def test_a_head_of_zeros_is_one_at_the_base_size_too():
+    """The standard model has none, so the base is a run of its own."""
+    words = ["lr=1e-3", "hessian=false", "mechanism=[sa]", "parametrization=[mup]", "parametrization.mup.readout=zero"]
+    kinds = read_spec("sweep", [*words, "model.width=[32,64]", "model.head_width=16"]).kinds()
+    assert [(run.model.width, run.parametrization.name) for _, run in kinds] == [(32, "mup"), (64, "mup")]
+    assert all(not build_model(run, 256).head.weight.any() for _, run in kinds)
+
+
 def test_a_model_of_the_base_size_is_the_standard_one():
     """The same run: the same id, and nothing that differs."""
     words = ("mechanism=[sa]", f"model.width={BASE}", f"model.head_width={HEAD}")
@@ -230,6 +256,8 @@ def test_the_output_scale_enters_the_logits_and_the_loss_that_never_computes_the
         (["parametrization=[mup]", "parametrization.mup.base_width=24", "model.width=64", "model.head_width=16"], "must be a multiple of the heads' width, 16"),
         (["parametrization=[mup]", "parametrization.mup.base_width=32", "model.width=64", "model.head_width=16", "optimizer=[lamb]"], "optimizer=lamb has no factors in parametrization=mup"),
         (["parametrization=[complete_p]", "model.layers=[2,4]", "residual=[hc]"], "scales the branches of residual=identity or ode"),
+        (["parametrization=[layerwise]", "model.width=[32,64]", "model.tied=true"], "with model.tied=true they are one matrix"),
+        (["parametrization=[mup]", "parametrization.mup.readout=zero", "model.width=[32,64]", "model.tied=true"], "choose one of them"),
         (["parametrization=[mupp]", "model.width=[32,64]"], "did you mean 'mup'"),
     ],
 )  # fmt: skip
