@@ -15,7 +15,7 @@ from benchmarks._training import Size, interleaved, training
 
 MOST = 1.02
 SIZES = {"nano": Size(4, 64, 4, 64, 8), "1M": Size(5, 128, 4, 64, 8), "20M": Size(6, 512, 8, 64, 8)}
-TURNS = {"nano": 400, "1M": 200, "20M": 60}
+TURNS = {"nano": 400, "1M": 200, "20M": 20}
 
 
 def measure(name: str, part: str, device: str) -> None:
