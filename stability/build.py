@@ -106,9 +106,8 @@ def _base_layers(spec: RunSpec) -> int:
 def _parametrize(spec: RunSpec, data_format: Any, model: Backbone) -> None:
     """Scale an initialised model by its parametrization. The model keeps the factors for its optimizer."""
     part, settings = Registry("parametrizations").load(spec.parametrization.name), spec.parametrization.settings
-    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    base = shapes(_base_spec(spec), data_format)
-    sizes = find_sizes(own, {name: base[name] for name in own if name in base})
+    own, base = {name for name, _ in model.named_parameters()}, shapes(_base_spec(spec), data_format)
+    sizes = find_sizes(model, {name: shape for name, shape in base.items() if name in own})
     growth = _growth(spec, model)
     model.factors = {name: part.factors(settings, name, size, growth) for name, size in sizes.items()}
     scale_initial_values(model, model.factors, own_parameters(model))

@@ -154,7 +154,7 @@ def _nest(recipe: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], smallest: Mapping[str, int]) -> Part:
-    """Return a parametrization with its base sizes as numbers; at the base size the standard one.
+    """Return a parametrization with its base sizes as numbers; at the base size the standard one, if it equals it.
 
     Args:
         parametrization: as given.
@@ -170,7 +170,7 @@ def settle_base(parametrization: Part, model: Any, changed: Mapping[str, Any], s
             changes[name], is_base = base, is_base and changed.get(field, own) == base
     if not changes:
         return parametrization
-    if is_base:
+    if is_base and getattr(settings, "readout", None) != "zero":  # a head of zeros is none of the standard one
         return part("parametrizations", STANDARD)
     return parametrization.model_copy(update={"settings": settings.model_copy(update=changes)})
 

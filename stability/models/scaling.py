@@ -22,13 +22,15 @@ class TensorSize(NamedTuple):
     """A parameter's growth over the base model's.
 
     Attributes:
-        kind: "finite": no axis grows; "vector": one does; "output": one does, and it is the head's fan-in; "matrix":
+        kind: "finite": no axis grows; "vector": one does; "output": one does, and a linear map sums over it; "matrix":
             two do.
-        fan_in: growth of the last axis; of a linear map's bias, that of its weight's last axis.
+        fan_in: growth of the axis that a map sums over, the last one unless ``own_fan_in`` of its module names another;
+            of a linear map's bias, that of its weight.
         fan_out: growth of the axis before; 1 for one axis.
         width: growth of the axis that grows (vector, output), else `fan_in`.
         is_inside: whether it belongs to a block.
-        is_linear_bias: whether it is the bias of a linear map.
+        is_head: whether it belongs to the head.
+        module: "linear", "table" (of embeddings) or "other".
         shape: own shape.
         base_shape: shape in the base model.
     """
@@ -38,9 +40,15 @@ class TensorSize(NamedTuple):
     fan_out: float
     width: float
     is_inside: bool
-    is_linear_bias: bool
+    is_head: bool
+    module: Literal["linear", "table", "other"]
     shape: Shape
     base_shape: Shape
+
+    @property
+    def is_inner_map(self) -> bool:
+        """Whether it is a map before the head that sums over a growing axis."""
+        return self.kind == "matrix" or (self.kind == "output" and not self.is_head)
 
 
 @dataclass(frozen=True)
@@ -68,41 +76,45 @@ class Factors:
 STANDARD = Factors()
 
 
-def find_sizes(own: Mapping[str, Shape], base: Mapping[str, Shape]) -> dict[str, TensorSize]:
+def find_sizes(model: nn.Module, base: Mapping[str, Shape]) -> dict[str, TensorSize]:
     """Return the size of each parameter beside the base model's.
 
     Args:
-        own: shapes of the model's parameters by name.
-        base: those of the base model, which has the same number of blocks.
+        model: the model.
+        base: shapes of the base model's parameters by name; it has the same number of blocks.
 
     Raises:
         ValueError: a parameter is missing from one of them, or has more than two growing axes; one line.
     """
+    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if own.keys() != base.keys() or any(len(own[name]) != len(base[name]) for name in own):
         odd = sorted({name for name in own if len(own[name]) != len(base.get(name, ()))} | base.keys() - own.keys())
         raise ValueError(
             f"the base model has other parameters than this one, e.g. {odd[0]}; its width alone may differ"
         )
-    return {name: _find_size(name, own, base) for name in own}
+    return {name: _find_size(model, name, own, base) for name in own}
 
 
-def _find_size(name: str, own: Mapping[str, Shape], base: Mapping[str, Shape]) -> TensorSize:
+def _find_size(model: nn.Module, name: str, own: Mapping[str, Shape], base: Mapping[str, Shape]) -> TensorSize:
     shape, before = own[name], base[name]
     growth = [here / there for here, there in zip(shape, before, strict=True)]
     grown = [place for place, ratio in enumerate(growth) if ratio != 1]
     if len(grown) > 2:
         raise ValueError(f"{name} {shape} has {len(grown)} axes that grow with the width; no rule scales more than two")
-    weight = f"{name.removesuffix('bias')}weight"
-    is_linear_bias = name.endswith(".bias") and len(own.get(weight, ())) == 2
-    fan_in = growth[-1] if len(growth) > 1 else 1.0
-    if is_linear_bias:
-        fan_in = own[weight][-1] / base[weight][-1]
-    fan_out = growth[-2] if len(growth) > 1 else 1.0
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    module = "linear" if isinstance(owner, nn.Linear) else "table" if isinstance(owner, nn.Embedding) else "other"
+    summed: dict[str, int] = getattr(owner, "own_fan_in", {"weight": len(shape) - 1} if module == "linear" else {})
+    axis = summed.get(leaf, len(shape) - 1)
+    fan_in, fan_out = (growth[axis], growth[axis - 1]) if len(growth) > 1 else (1.0, 1.0)
+    if module == "linear" and leaf == "bias":
+        fan_in = own[f"{path}.weight"][-1] / base[f"{path}.weight"][-1]
     kind: Kind = "finite" if not grown else "matrix" if len(grown) == 2 else "vector"
-    if kind == "vector" and name.startswith(HEAD) and len(shape) == 2:
+    if kind == "vector" and leaf in summed and grown == [axis]:
         kind = "output"
     width = growth[grown[0]] if len(grown) == 1 else fan_in
-    return TensorSize(kind, fan_in, fan_out, width, name.startswith(BLOCKS), is_linear_bias, shape, before)
+    is_inside, is_head = name.startswith(BLOCKS), name.startswith(HEAD)
+    return TensorSize(kind, fan_in, fan_out, width, is_inside, is_head, module, shape, before)
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class WidthSettings(Settings):
     )
     weight_decay: Literal["independent", "coupled"] = Field(
         default="independent",
-        description="independent: each tensor's decay over a step is the same at every size; coupled: it follows the "
+        description="independent: each tensor's decay over a step is the same at every width; coupled: it follows the "
         "tensor's learning rate",
     )
 

@@ -16,8 +16,12 @@ class CompleteP(Mup):
     """The maximal-update parametrization with branches that shrink as the depth grows.
 
     With L̂ the number of blocks over the base's: every branch's output is multiplied by L̂^−α, the learning rate of all
-    tensors in blocks by L̂^(α−1) (Adam) or L̂ (SGD), their ε by L̂^−α. Embedding, last norm, head and all decay are as
-    in `mup`. The initial values of branch outputs are those of the base's depth.
+    tensors in blocks by L̂^(α−1) or, under SGD, L̂^(2α−1), their ε by L̂^−α. Embedding, last norm and head are as in
+    `mup`, and so is all decay λ: over a step it follows the depth's rate. The initial values of branch outputs are
+    those of the base's depth.
+
+    The authors' code (github.com/EleutherAI/nanoGPT-mup, branch completep) also multiplies the ε of embedding, last
+    norm and head by L̂^−α. Their Table 1 scales that of blocks alone, as here: no other gradient falls with the depth.
     """
 
     scales_depth = True
@@ -40,8 +44,7 @@ class CompleteP(Mup):
         if not size.is_inside:
             return found
         update = growth.update(name)
-        of_adam: float = growth.depth ** (config.alpha - 1)
-        lr = {"sgd": growth.depth, "orthogonal": 1.0}.get(update, of_adam)
+        lr = growth.depth ** ((2 if update == "sgd" else 1) * config.alpha - 1)
         is_scaled = config.epsilon == "scaled" and update == "adam"
         epsilon = growth.depth**-config.alpha if is_scaled else 1.0
         return replace(found, lr=found.lr * lr, epsilon=found.epsilon * epsilon)

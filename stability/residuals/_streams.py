@@ -159,6 +159,7 @@ class AbstractGatedStreams(AbstractStreams):
     """
 
     static = ("bias_pre", "bias_post", "bias_mix")
+    own_fan_in: ClassVar = {"weight": 0}
 
     def __init__(self, config: Any, *, width: int, layer: int, bias_mix: Tensor):
         super().__init__(config, width=width, layer=layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class HyperConnections(AbstractStreams):
         """The settings of `StreamSettings`."""
 
     static = ("static_read", "static_post")
+    own_fan_in: ClassVar = {"weight": 0}
 
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__(config, width=width, layer=layer)

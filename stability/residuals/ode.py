@@ -44,6 +44,7 @@ class Ode(AbstractSingleStream):
         step: float = Field(default=1.0, gt=0, description="length h of a step; 1 adds as much as a plain connection")
         steps: int = Field(default=1, ge=1, description="steps that one connection takes, one after another")
 
+    own_fan_in: ClassVar = {"weight": 0}
     stages: ClassVar[dict[str, int]] = {"euler": 1, "rk2": 2, "rk4": 4, "gated": 2}
 
     def __init__(self, config: Config, *, width: int, layer: int):

@@ -3,6 +3,7 @@ out for every parameter of four mechanisms at three widths."""
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -58,22 +59,31 @@ def settings_of(optimizer):
 
 @pytest.mark.parametrize(("mechanism", "width"), SIZES)
 def test_rates_decay_and_epsilon_of_adamw_are_those_of_the_formulas(mechanism, width):
-    """Matrices: rate 1/m_in, decay m_in; all else as it was; ε 1/m."""
+    """Matrices: rate 1/m_in, decay m_in; all else as it was; ε 1/m, but of tensors without a growing axis.
+
+    The map to gla's gate of low rank, which sums over the width, has the rate of a matrix.
+    """
     run = run_at(mechanism, width)
     model, before = build_model(run, 256), standard_shapes(mechanism, BASE)
     found, m = settings_of(build_optimizer(run, model)), width / BASE
     decays = decays_of(mechanism, width)
     for name, parameter in model.named_parameters():
         grown = [here / there for here, there in zip(parameter.shape, before[name], strict=True) if here != there]
-        rate = 1 / grown[-1] if len(grown) == 2 else 1.0
+        to_gate = name.endswith("forget_down.weight")
+        rate = 1 / grown[-1] if len(grown) == 2 or to_gate else 1.0
         lr, weight_decay, epsilon = found[id(parameter)]
-        assert lr == pytest.approx(rate * run.lr_peak) and epsilon == pytest.approx(1e-8 / m), name
+        assert lr == pytest.approx(rate * run.lr_peak), name
+        assert epsilon == pytest.approx(1e-8 / m if grown and not to_gate else 1e-8, abs=0), name
         assert weight_decay == pytest.approx(decays[name] / rate), name
 
 
 @pytest.mark.parametrize(("mechanism", "width"), SIZES)
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_rates_and_decay_are_those_of_the_package(mechanism, width, optimizer):
+    """A map before the head to a fixed axis must be a `MuReadout` there, as `set_base_shapes` asserts.
+
+    That is y = W′x/m with W′ = mW, so a rate r of W′ is r/m of W under Adam, r/m² under SGD.
+    """
     mup = pytest.importorskip("mup", reason="the package mup is not installed")
     words = ["optimizer=[sgd]", "optimizer.sgd.weight_decay=0.01"] if optimizer == "sgd" else []
     run = run_at(mechanism, width, *words)
@@ -86,6 +96,10 @@ def test_rates_and_decay_are_those_of_the_package(mechanism, width, optimizer):
     decays = decays_of(mechanism, width)
     for name, parameter in model.named_parameters():
         (lr, decay, _), (their_lr, their_decay, _) = ours[id(parameter)], theirs[id(parameter)]
+        is_linear = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+        if is_linear and [axis.isinf() for axis in parameter.infshape] == [False, True] and name != "head.weight":
+            shift = parameter.infshape.width_mult() ** (1 if optimizer == "adamw" else 2)
+            their_lr, their_decay = their_lr / shift, their_decay * shift
         assert lr == pytest.approx(their_lr), name
         assert decay == pytest.approx(their_decay if decays[name] else 0.0), name
 
@@ -103,6 +117,31 @@ def test_initial_values_of_hidden_matrices_fall_with_the_width_and_the_heads_do_
     assert scale == 1 / 4
     assert embedding == pytest.approx(1, rel=0.03) and head == pytest.approx(1, rel=0.03)
     assert matrices and all(each == pytest.approx(1 / 2, rel=0.03) for each in matrices)
+
+
+@pytest.mark.parametrize("rule", ["ours", "torch", "nanogpt", "sedd"])
+def test_initial_values_of_every_kind_of_map_have_their_exponent(rule):
+    """gla: tables and maps from a fixed axis keep their deviation; matrices −½; the map to the gate of low rank −1."""
+    exponents = {"qkv": -1 / 2, "forget": 0, "forget_down": -1, "out": -1 / 2}
+    expected = {f"blocks.0.mixer.{name}.weight": each for name, each in exponents.items()}
+    expected |= {"embedding.weight": 0, "embedding.projection.weight": 0}
+    if rule in ("torch", "sedd"):
+        expected["blocks.0.ffn.hidden.bias"] = 0
+    for words in ([], ["model.embedding_width=32"]):
+        stds = []
+        for width in (64, 256):
+            model = build_model(run_at("gla", width, f"model.init={rule}", *words), 256)
+            stds.append({name: float(each.detach().std()) for name, each in model.named_parameters()})
+        for name in expected.keys() & stds[0].keys():
+            assert math.log(stds[1][name] / stds[0][name], 4) == pytest.approx(expected[name], abs=0.08), name
+
+
+def test_a_head_of_zeros_is_one_at_the_base_size_too():
+    """The standard model has none, so the base is a run of its own."""
+    words = ["lr=1e-3", "hessian=false", "mechanism=[sa]", "parametrization=[mup]", "parametrization.mup.readout=zero"]
+    kinds = read_spec("sweep", [*words, "model.width=[32,64]", "model.head_width=16"]).kinds()
+    assert [(run.model.width, run.parametrization.name) for _, run in kinds] == [(32, "mup"), (64, "mup")]
+    assert all(not build_model(run, 256).head.weight.any() for _, run in kinds)
 
 
 def test_a_model_of_the_base_size_is_the_standard_one():
@@ -126,7 +165,7 @@ def test_both_parametrizations_of_a_sweep_share_the_runs_of_the_base_size():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_branches_and_blocks_of_complete_p_scale_with_the_depth(optimizer):
-    """α = ½: branches L̂^−½; rates in blocks L̂^−½ (Adam), L̂ (SGD); ε in blocks L̂^−½; all else as it was."""
+    """α = ½: branches L̂^−½; rates in blocks L̂^−½ (Adam), 1 (SGD); ε in blocks L̂^−½; all else as it was."""
     of = [
         "parametrization=[complete_p]",
         "parametrization.complete_p.base_depth=2",
@@ -139,7 +178,7 @@ def test_branches_and_blocks_of_complete_p_scale_with_the_depth(optimizer):
     assert all(block.branch_scale == 1 / 2 for block in model.blocks) and model.readout_scale == 1
     found = settings_of(build_optimizer(run, model))
     for name, parameter in model.named_parameters():
-        rate = (0.5 if optimizer == "adamw" else 4.0) if name.startswith("blocks.") else 1.0
+        rate = 0.5 if optimizer == "adamw" and name.startswith("blocks.") else 1.0
         assert found[id(parameter)][0] == pytest.approx(rate * run.lr_peak), name
         if optimizer == "adamw":
             assert found[id(parameter)][2] == pytest.approx(1e-8 * (0.5 if name.startswith("blocks.") else 1.0)), name
@@ -217,6 +256,8 @@ def test_the_output_scale_enters_the_logits_and_the_loss_that_never_computes_the
         (["parametrization=[mup]", "parametrization.mup.base_width=24", "model.width=64", "model.head_width=16"], "must be a multiple of the heads' width, 16"),
         (["parametrization=[mup]", "parametrization.mup.base_width=32", "model.width=64", "model.head_width=16", "optimizer=[lamb]"], "optimizer=lamb has no factors in parametrization=mup"),
         (["parametrization=[complete_p]", "model.layers=[2,4]", "residual=[hc]"], "scales the branches of residual=identity or ode"),
+        (["parametrization=[layerwise]", "model.width=[32,64]", "model.tied=true"], "with model.tied=true they are one matrix"),
+        (["parametrization=[mup]", "parametrization.mup.readout=zero", "model.width=[32,64]", "model.tied=true"], "choose one of them"),
         (["parametrization=[mupp]", "model.width=[32,64]"], "did you mean 'mup'"),
     ],
 )  # fmt: skip

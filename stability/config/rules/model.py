@@ -181,6 +181,16 @@ def parametrization_scales_the_run(run: RunSpec) -> None:
         raise ValueError(
             f"optimizer={run.optimizer.name} has no factors in parametrization={name}; choose one of {', '.join(known)}"
         )
+    if run.model.tied and name == "layerwise":
+        raise ValueError(
+            "parametrization=layerwise has other rates for the head than for the embedding, and with model.tied=true "
+            "they are one matrix; choose mup, or model.tied=false"
+        )
+    if run.model.tied and getattr(part.settings, "readout", None) == "zero":
+        raise ValueError(
+            f"parametrization.{name}.readout=zero starts the head at zero, and with model.tied=true the embedding, "
+            "too; choose one of them"
+        )
     if Registry("parametrizations").load(name).scales_depth:
         if run.residual.name not in PLAIN_RESIDUALS:
             raise ValueError(
