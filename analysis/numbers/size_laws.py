@@ -68,7 +68,7 @@ def _row(size: Size, origin: Size, axes: Sequence[int]) -> np.ndarray:
 
 
 def fit_law(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float], resolution: float) -> Law | None:
-    """Fit a law by weighted least squares; None with a missing value, or if the sizes do not determine it.
+    """Return a law by weighted least squares; None with a missing value, or if the sizes do not determine it.
 
     Args:
         sizes: one per value.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stability.cli.compose import compose_values
 from stability.cli.words import Invocation, Word
@@ -11,9 +11,10 @@ from stability.config.parse import parse
 from stability.config.parts import Part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.corpora.base import AbstractCorpus
-from stability.plan.plan import Plan
 from stability.registry import Registry, near_misses
+
+if TYPE_CHECKING:
+    from stability.corpora.base import AbstractCorpus
 
 WHAT = "coordinates"
 OWN = ("what", "ckpt")  # words of the probe; all others are a sweep's
@@ -101,6 +102,8 @@ def list_models(spec: SweepSpec) -> tuple[dict[RunSpec, list[dict[str, Any]]], A
     A model of the base size, where a parametrization is the standard one, has columns for each of them.
     """
     field, models = spec.vary[0].key, {}
+    from stability.plan.plan import Plan  # imports torch
+
     plans = [Plan.of(spec.model_copy(update={"parametrization": (each,)})) for each in spec.parametrization]
     for parametrization, plan in zip(spec.parametrization, plans, strict=True):
         for _, run in plan.points:
