@@ -61,7 +61,7 @@ def first_page(study: Study, find: Find) -> Pieces:
     """
     figure = _draw_best_series(study, find(FIRST))
     is_of_sizes = transfer.applies(study)
-    table: tuple[Table, ...] = (transfer.best_table(study) if is_of_sizes else answer_table(study),)
+    table: tuple[Table, ...] = (transfer.first_table(study) if is_of_sizes else answer_table(study),)
     return (
         paragraph(describe_runs(study))
         + ((figure,) if figure else ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.typeset import Cell, Table
@@ -189,7 +190,7 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
     caption = (
         "Best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean over "
-        "seeds in log10; below its standard error in decades, which includes the spacing of the rates. "
+        "seeds in log10; ±: its standard error in decades, which includes the spacing of the rates. "
         f"NLL ({wording.words(study).nll}): lowest median over seeds. S: mean over the rates that all sizes of a group "
         "share of the NLL (or the untrained model's, if lower), less the lowest. α_max/α: at the best measured rate."
     )
@@ -212,6 +213,12 @@ def _cells(curve: Curve, rates: Sequence[float]) -> tuple[Cell, ...]:
         spread_cell(curve.sensitivity(rates), "{:.3f}".format),
         spread_cell(curve.numbers.ratio, "{:.2g}".format),
     )
+
+
+def first_table(study: Study) -> Table:
+    """Return `best_table` without the lines below its values, for the first page."""
+    table = best_table(study)
+    return replace(table, rows=tuple(tuple(replace(cell, detail="") for cell in row) for row in table.rows))
 
 
 def law_table(groups: Sequence[Group]) -> Table | None:
@@ -301,8 +308,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
-    """Return the tables that the first page lacks."""
-    return heading(TITLE) + shown(tables_of(groups_of(study)))
+    """Return the tables that the first page lacks, and its own with intervals."""
+    return heading(TITLE) + shown([best_table(study), *tables_of(groups_of(study))])
 
 
 SECTION = Section(body, applies, figures, tables, brief)
