@@ -6,7 +6,7 @@ The terms and the spec come from `study.json`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 from analysis.study import multiples
@@ -84,8 +84,10 @@ def model(study: Study) -> str:
     E.g. ``"nano ffn=glu: 2 layers, …"``.
     """
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
-    sizes = varied_sizes(study)
-    names = join_words(sorted({_without_sizes(name, sizes) for name in study.runs["model"]} - {""}))
+    sizes, labels = varied_sizes(study), set(study.runs["model"])
+    # what differs between the runs is in their series' names
+    differing = {*sizes, *(["parametrization"] if len({"parametrization=" in label for label in labels}) > 1 else [])}
+    names = join_words(sorted({_without(label, differing) for label in labels} - {""}))
     if not known:
         return f"{names or 'size not recorded'}; {parameters}"
     layers = f"{sizes['layers']} layers" if "layers" in sizes else plural(known["layers"], "layer")
@@ -100,9 +102,9 @@ def varied_sizes(study: Study) -> dict[str, str]:
     return {axis["field"].rpartition(".")[2]: join_words(map(value_text, axis["values"])) for axis in axes}
 
 
-def _without_sizes(label: str, sizes: Mapping[str, str]) -> str:
-    """Return a run's model label without the sizes that vary."""
-    return " ".join(word for word in label.split(" ") if word.partition("=")[0] not in sizes)
+def _without(label: str, keys: Collection[str]) -> str:
+    """Return a run's model label without its words of some keys."""
+    return " ".join(word for word in label.split(" ") if word.partition("=")[0] not in keys)
 
 
 def training(study: Study) -> str:
