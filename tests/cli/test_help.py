@@ -19,6 +19,7 @@ NEEDED = {
     "probe": ["what=qk"],
     "generate": ["ckpt=x", "num=1"],
     "report": ["name=x"],
+    "transfer": ["name=x"],
     "dashboard": ["name=x"],
     "hessian": ["hf=x"],
 }
