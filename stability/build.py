@@ -106,8 +106,7 @@ def _base_layers(spec: RunSpec) -> int:
 def _parametrize(spec: RunSpec, data_format: Any, model: Backbone) -> None:
     """Scale an initialised model by its parametrization. The model keeps the factors for its optimizer."""
     part, settings = Registry("parametrizations").load(spec.parametrization.name), spec.parametrization.settings
-    own, base = {name for name, _ in model.named_parameters()}, shapes(_base_spec(spec), data_format)
-    sizes = find_sizes(model, {name: shape for name, shape in base.items() if name in own})
+    sizes = find_sizes(model, shapes(_base_spec(spec), data_format))
     growth = _growth(spec, model)
     model.factors = {name: part.factors(settings, name, size, growth) for name, size in sizes.items()}
     scale_initial_values(model, model.factors, own_parameters(model))

@@ -81,12 +81,13 @@ def find_sizes(model: nn.Module, base: Mapping[str, Shape]) -> dict[str, TensorS
 
     Args:
         model: the model.
-        base: shapes of the base model's parameters by name; it has the same number of blocks.
+        base: shapes of the base model's tensors by name; it has the same number of blocks.
 
     Raises:
         ValueError: a parameter is missing from one of them, or has more than two growing axes; one line.
     """
     own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    base = {name: base[name] for name in own if name in base}  # without buffers
     if own.keys() != base.keys() or any(len(own[name]) != len(base[name]) for name in own):
         odd = sorted({name for name in own if len(own[name]) != len(base.get(name, ()))} | base.keys() - own.keys())
         raise ValueError(

@@ -59,7 +59,11 @@ def biases_as_matrices(part):
 
     def factors(cls, config, name, size, growth):
         found = true(cls, config, name, size, growth)
-        return replace(found, lr=1 / size.fan_in) if size.is_linear_bias and size.kind == "vector" else found
+        return (
+            replace(found, lr=1 / size.fan_in)
+            if size.module == "linear" and len(size.shape) == 1 and size.kind == "vector"
+            else found
+        )
 
     return classmethod(factors)
 

@@ -20,6 +20,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.models.auxiliary import split_loss
 from stability.models.backbone import Backbone
 from stability.models.block import CrossBranch
+from stability.models.init import without_memory
 from stability.models.scaling import find_sizes
 from stability.objectives import Examples
 from stability.probes.layers.attention import attention_logits
@@ -81,16 +82,17 @@ class Coordinates:
 def tensor_classes(run: RunSpec, data_format: Any) -> list[str]:
     """Return the class of each parameter, in the model's order.
 
-    "matrix", "output" (the head), "embedding" (other tables), "bias" (of linear maps), "vector" (all else with one axis
-    that grows with the width), "finite" (none grows): found by comparison with the model of twice the width.
+    "matrix", "output" (the head, and maps to a fixed axis), "embedding" (other tables), "bias" (of linear maps),
+    "vector" (all else with one axis that grows with the width), "finite" (none grows): found by comparison with the
+    model of twice the width.
     """
-    own = shapes(run, data_format)
     twice = {"width": 2 * run.model.width, "heads": 2 * run.model.heads}
-    wider = shapes(run.model_copy(update={"model": run.model.model_copy(update=twice)}), data_format)
+    with without_memory():
+        wider = build_model(run.model_copy(update={"model": run.model.model_copy(update=twice)}), data_format)
     found = []
-    for name, size in find_sizes(wider, own).items():
+    for name, size in find_sizes(wider, shapes(run, data_format)).items():
         is_table = size.kind == "vector" and name.startswith("embedding.") and len(size.shape) > 1
-        is_bias = size.kind == "vector" and size.is_linear_bias
+        is_bias = size.kind == "vector" and size.module == "linear" and len(size.shape) == 1
         found.append("embedding" if is_table else "bias" if is_bias else size.kind)
     return found
 
