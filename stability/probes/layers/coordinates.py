@@ -117,8 +117,8 @@ def activations(model: Backbone, examples: Examples) -> dict[str, Tensor]:
     modules = {"embedding": model.embedding, "final_norm": model.final_norm}
     for number, block in enumerate(model.blocks):
         modules |= {f"blocks.{number}.{part}": block.get_submodule(part) for part in PARTS}
-        if isinstance(cross := getattr(block, "cross", None), CrossBranch):
-            modules[f"blocks.{number}.cross"] = cross.mechanism
+        crosses = [each for each in block.children() if isinstance(each, CrossBranch)]
+        modules |= {f"blocks.{number}.cross": each.mechanism for each in crosses}
     seen: dict[str, Tensor] = {}
 
     def forward() -> None:
