@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     with seldom_collected():
         from analysis.sections.transfer import describe
 
-        print_text(describe(studies, spec.target.given()))
+        print_text(describe(studies, spec.target.list_given()))
     return 0
 
 

@@ -81,30 +81,37 @@ def fit_law(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[flo
         return None
     origin = tuple(min(size[axis] for size in sizes) for axis in range(len(AXES)))
     rows, y = np.array([_row(size, origin, axes) for size in sizes]), np.asarray(values, dtype=float)
+    if np.linalg.matrix_rank(rows) < rows.shape[1]:
+        return None
+    return Law(axes, origin, *_least_squares(rows, y, errors), resolution)
+
+
+def _least_squares(
+    rows: np.ndarray, y: np.ndarray, errors: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """Return the coefficients, their covariance, the scatter and the degrees of freedom of a weighted fit."""
     weights = 1 / np.asarray(errors, dtype=float) ** 2
     weights /= weights.mean()
-    normal = rows.T @ (weights[:, None] * rows)
-    if np.linalg.matrix_rank(normal) < len(normal):
-        return None
-    inverse = np.linalg.inv(normal)
+    inverse = np.linalg.inv(rows.T @ (weights[:, None] * rows))
     coefficients = inverse @ rows.T @ (weights * y)
     degrees = len(y) - len(coefficients)
     residual = float(weights @ (y - rows @ coefficients) ** 2)
     scatter = max(math.sqrt(residual / degrees) if degrees else 0.0, FLOOR_DECADES)
-    return Law(axes, origin, coefficients, scatter**2 * inverse, scatter, degrees, resolution)
+    return coefficients, scatter**2 * inverse, scatter, degrees
 
 
 def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> bool:
-    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes."""
+    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes.
+
+    Args:
+        sizes: one per value.
+        values: log10 of the quantity.
+        errors: their standard errors, as weights.
+    """
     law = fit_law(sizes, values, errors, 0.0)
     if law is None or len(law.axes) > 1 or len(sizes) < 4:
         return False
     x = np.array([_row(size, law.origin, law.axes)[1] for size in sizes])
-    weights = 1 / np.asarray(errors, dtype=float) ** 2
-    weights /= weights.mean()
-    rows, y = np.stack([np.ones_like(x), x, x**2], axis=1), np.asarray(values, dtype=float)
-    inverse = np.linalg.inv(rows.T @ (weights[:, None] * rows))
-    coefficients = inverse @ rows.T @ (weights * y)
-    degrees = len(y) - 3
-    scatter = max(math.sqrt(float(weights @ (y - rows @ coefficients) ** 2) / degrees), FLOOR_DECADES)
-    return abs(float(coefficients[2])) > t_975(degrees) * scatter * math.sqrt(float(inverse[2, 2]))
+    rows = np.stack([np.ones_like(x), x, x**2], axis=1)
+    coefficients, covariance, _, degrees = _least_squares(rows, np.asarray(values, dtype=float), errors)
+    return abs(float(coefficients[2])) > t_975(degrees) * math.sqrt(float(covariance[2, 2]))

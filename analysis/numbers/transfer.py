@@ -31,6 +31,7 @@ from analysis.words import join_words
 
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
 STANDARD = "standard"
+LAW, SMALLEST, LAST = "law", "smallest size’s rate", "last size’s rate"  # rules of the back-test
 WIDEST_DECADES = 0.5  # half-width of a useful interval
 LARGEST_REGRET = 0.01  # share of the NLL
 LEAST_GAIN = 0.3  # nats beyond token frequencies
@@ -174,20 +175,25 @@ class Group:
         if len(smaller) < 2 or any(curve.best.open for curve in smaller):
             return ()
         law = fit_law_of(smaller)
-        found = [] if law is None else [("law", *law.predict(largest.size))]
+        found = [] if law is None else [(LAW, *law.predict(largest.size))]
         first, last = smaller[0], smaller[-1]
         doublings = {axis: math.log2(largest.size[axis] / last.size[axis]) for axis in self.axes}
         halved = last.best.log_lr - math.log10(2) * sum(doublings.values())
         published = sum(PUBLISHED[AXES[axis]] * math.log10(2) * each for axis, each in doublings.items())
         found += [
-            ("smallest size’s rate", first.best.log_lr, math.inf),
-            ("last size’s rate", last.best.log_lr, math.inf),
+            (SMALLEST, first.best.log_lr, math.inf),
+            (LAST, last.best.log_lr, math.inf),
         ]
         if AXES.index("batch") not in self.axes:
             found.append(("halve per doubling", halved, math.inf))
         names = join_words(dict.fromkeys(PUBLISHED_NAMES[AXES[axis]] for axis in self.axes))
         found.append((names, last.best.log_lr + published, math.inf))
         return tuple(_try(largest, *each) for each in found)
+
+    @property
+    def law_trial(self) -> Trial | None:
+        """The law's own trial; None if the smaller sizes make no law."""
+        return next((trial for trial in self.trials if trial.rule == LAW), None)
 
     def predict(self, target: Mapping[str, float]) -> Prediction:
         """Return the law's word on a size.
@@ -225,15 +231,18 @@ class Group:
             if not any(curve.best.open for curve in self.curves) and self.axes:
                 yield "sizes that grow together cannot be told apart"
             return
-        if self.trials and math.isfinite(self.trials[0].half) and not self.trials[0].is_inside:
+        trial = self.law_trial
+        if trial is not None and math.isfinite(trial.half) and not trial.is_inside:
             yield (
-                f"from the smaller sizes the law misses the largest one’s best rate by {self.trials[0].error:+.2f} "
-                f"decades (80 % interval ±{self.trials[0].half:.2f})"
+                f"from the smaller sizes the law misses the largest one’s best rate by {trial.error:+.2f} decades "
+                f"(80 % interval ±{trial.half:.2f})"
             )
-        if self.trials and self.trials[0].share > LARGEST_REGRET:
+        if trial is not None and math.isinf(trial.share):
+            yield "the law of the smaller sizes leads to diverged runs at the largest"
+        elif trial is not None and trial.share > LARGEST_REGRET:
             yield (
-                f"the law of the smaller sizes costs {100 * self.trials[0].share:.1f} % of the NLL at the largest, "
-                f"more than {100 * LARGEST_REGRET:.0f} %"
+                f"the law of the smaller sizes costs {100 * trial.share:.1f} % of the NLL at the largest, more than "
+                f"{100 * LARGEST_REGRET:.0f} %"
             )
         for place in self.axes:
             low, high = min(each[place] for each in self.sizes), max(each[place] for each in self.sizes)

@@ -12,6 +12,9 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.size_laws import AXES, FLAT_DECADES, FLAT_WITHIN, FLOOR_DECADES, Law
 from analysis.numbers.transfer import (
+    LAST,
+    LAW,
+    SMALLEST,
     Curve,
     Group,
     Prediction,
@@ -72,7 +75,13 @@ def sentences(study: Study) -> list[str]:
 
 
 def answer_text(study: Study, most: int, width: int) -> str:
-    """Return the table, the predictions and the laws in at most ``most`` lines; what has no room is left out."""
+    """Return the table, the predictions and the laws; what has no room is left out.
+
+    Args:
+        study: the study.
+        most: largest number of lines.
+        width: characters in a line.
+    """
     lines, groups = [*best_table(study).text(details=False).splitlines(), ""], groups_of(study)
     predictions = [describe_prediction(group, double(group)) for group in groups]
     for sentence in [*predictions, *map(describe_law, groups)]:
@@ -134,8 +143,8 @@ def describe_trials(group: Group) -> str:
     """Return how the law of the smaller sizes fared at the largest one, beside the rules without a law."""
     if not group.trials:
         return ""
-    largest, (law, *others) = group.curves[-1], group.trials
-    tried = [_trial_text(trial) for trial in (law, *others[:2])]  # without the published rules
+    largest = group.curves[-1]
+    tried = [_trial_text(trial) for trial in group.trials if trial.rule in (LAW, SMALLEST, LAST)]
     truth = largest.best.open or f"best {power(largest.best.lr)}"
     return f"{group.name} at {group.describe(largest.size)} from the smaller sizes ({truth}): {'; '.join(tried)}."
 

@@ -159,7 +159,7 @@ class TargetSize(Settings):
     steps: int | None = Field(default=None, ge=1, description="its training steps; null: the largest swept number")
     batch: int | None = Field(default=None, ge=1, description="its sequences per step; null: the largest swept number")
 
-    def given(self) -> dict[str, int]:
+    def list_given(self) -> dict[str, int]:
         """Return the values that are not null."""
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
@@ -175,7 +175,7 @@ class TransferSpec(Settings):
 
     @model_validator(mode="after")
     def _check_target(self) -> TransferSpec:
-        if not self.target.given():
+        if not self.target.list_given():
             raise ValueError(
                 "target: a size is missing; give target.width=…, target.layers=…, target.steps=… or target.batch=…"
             )

@@ -83,8 +83,8 @@ def tensor_classes(run: RunSpec, data_format: Any) -> list[str]:
     """Return the class of each parameter, in the model's order.
 
     "matrix", "output" (the head, and maps to a fixed axis), "embedding" (other tables), "bias" (of linear maps),
-    "vector" (all else with one axis that grows with the width), "finite" (none grows): found by comparison with the
-    model of twice the width.
+    "vector" (all else with one axis that grows with the width), "finite" (none grows). A comparison with the model of
+    twice the width tells.
     """
     twice = {"width": 2 * run.model.width, "heads": 2 * run.model.heads}
     with without_memory():
