@@ -12,7 +12,7 @@ import scipy.stats
 from analysis import assembly
 from analysis.numbers.best_rates import find_best, find_vertex
 from analysis.numbers.size_laws import LEVEL, bends, fit_law
-from analysis.numbers.transfer import find_groups, has_sizes
+from analysis.numbers.transfer import Group, find_groups, has_sizes
 from analysis.report import ending, summary
 from analysis.sections import transfer
 from analysis.study.load import load
@@ -238,6 +238,18 @@ def test_what_cannot_be_predicted_has_its_reason(tmp_path, words, options, targe
     found = group.predict(target)
     assert any(reason in each for each in found.reasons), found.reasons
     assert f"{group.name} at " in (said := transfer.describe_prediction(group, target)) and "cannot predict: " in said
+
+
+def test_a_rule_of_thumb_is_not_held_against_a_law(tmp_path):
+    """Three sizes of two axes make a law, the smaller two none: only the rules are tried at the largest."""
+    (group,) = find_groups([write_sizes(tmp_path, *NARROW, slope=lambda *a: -0.3 * a[2])])
+    steps = (200.0, 400.0, 200.0)
+    joined = Group("joined", tuple(
+        replace(curve, size=(curve.size[0], 2.0, number, 16.0)) for curve, number in zip(group.curves[:3], steps, strict=True)
+    ))  # fmt: skip
+    assert joined.law is not None and joined.law_trial is None and len(joined.trials) > 2
+    assert max(trial.share for trial in joined.trials) > 0.01
+    assert not any("law of the smaller sizes" in reason for reason in joined.predict({"width": 512}).reasons)
 
 
 def test_a_target_within_reach_is_predicted(tmp_path):
