@@ -20,7 +20,7 @@ import numpy as np
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.spread import mean_interval
 from analysis.numbers.windows import VALIDATION, SeriesWindows, outcomes
-from analysis.study.load import Column, Study
+from analysis.study.load import Column, Frame, Study
 
 # Smaller differences count as equal: a hundredth of a decade is 2.3 % of a learning rate.
 TIE_DECADES = 0.01
@@ -290,11 +290,21 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
     Returns:
         None without a valid pair (`_bests_of_seed`).
     """
-    tables = [outcomes(study, name, column) for name in (first, second)]
-    lrs, seeds = (
-        sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
-    )
-    found = (_bests_of_seed(*(table.loc[lrs, seed] for table in tables)) for seed in seeds)
+    return compare_lowest(outcomes(study, first, column), outcomes(study, second, column))
+
+
+def compare_lowest(first: Frame, second: Frame) -> Bests | None:
+    """Compare the lowest NLLs of two tables seed by seed, at their common rates.
+
+    Args:
+        first: NLL, learning rate × seed; ∞ if diverged, NaN without a result.
+        second: the other's.
+
+    Returns:
+        None without a valid pair (`_bests_of_seed`).
+    """
+    lrs, seeds = (sorted(set(getattr(first, axis)) & set(getattr(second, axis))) for axis in ("index", "columns"))
+    found = (_bests_of_seed(*(table.loc[lrs, seed] for table in (first, second))) for seed in seeds)
     pairs = [pair for pair in found if pair is not None]
     if not pairs:
         return None

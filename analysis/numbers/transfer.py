@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from analysis.numbers.best_rates import Best, find_best, find_regret
+from analysis.numbers.comparison import Bests, compare_lowest
 from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
+from analysis.numbers.significance import LEVEL, holm
 from analysis.numbers.size_laws import AXES, Law, Size, bends, fit_law
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import Window, outcomes, windows
@@ -293,6 +295,51 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Lowest NLLs of two groups at one size, paired over seeds.
+
+    Attributes:
+        reference: the first group.
+        other: another one.
+        size: the size.
+        bests: other's NLLs against the reference's.
+        is_decided: whether they differ at the 5 % level, after Holm's correction over all sizes and groups.
+    """
+
+    reference: Group
+    other: Group
+    size: Size
+    bests: Bests
+    is_decided: bool
+
+
+def compare_groups(groups: Sequence[Group]) -> list[Compared]:
+    """Return the other groups' lowest NLLs against the first's, by ascending size.
+
+    Left out: sizes that one lacks, where both have the same runs, or where one's best rate is open.
+    """
+    if not groups:
+        return []
+    reference, *others = groups
+    known = {curve.size: curve for curve in reference.curves if not curve.best.open}
+    found: list[tuple[Group, Size, Bests]] = []
+    for other in others:
+        for curve in other.curves:
+            beside = known.get(curve.size)
+            if beside is None or curve.best.open or (beside.study, beside.series) == (curve.study, curve.series):
+                continue
+            bests = compare_lowest(curve.table, beside.table)
+            if bests is not None:
+                found.append((other, curve.size, bests))
+    tested = [place for place, (*_, bests) in enumerate(found) if not math.isnan(bests.result.p)]
+    p_of = dict(zip(tested, holm([found[place][2].result.p for place in tested]), strict=True))
+    return [
+        Compared(reference, other, size, bests, p_of.get(place, math.nan) < LEVEL)
+        for place, (other, size, bests) in enumerate(found)
+    ]
+
+
 def has_sizes(study: Study) -> bool:
     """Return whether a study varies a size."""
     return any(_key(axis) in AXES and len(axis["values"]) > 1 for axis in study.spec.get("vary") or ())
@@ -315,7 +362,7 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
     names_standard = any(_parametrizations(study) != [STANDARD] for study in studies)
     for study in studies:
         asked = _parametrizations(study)
-        places = list(_places(study))
+        places = sorted(_places(study), key=lambda place: place[1] != STANDARD)  # the reference comes first
         numbers = numbers_of(study, {series: series for *_, series in places}, {})
         for rest, parametrization, size, series in places:
             names = [parametrization] if parametrization in asked else []

@@ -15,10 +15,12 @@ from analysis.numbers.transfer import (
     LAST,
     LAW,
     SMALLEST,
+    Compared,
     Curve,
     Group,
     Prediction,
     Trial,
+    compare_groups,
     find_groups,
     has_sizes,
 )
@@ -27,7 +29,7 @@ from analysis.sections.transfer_figures import CAPTION, draw
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
-from analysis.words import join_words, power
+from analysis.words import join_words, plural, power
 
 TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
@@ -71,7 +73,8 @@ def sentences(study: Study) -> list[str]:
     groups = groups_of(study)
     laws = " ".join(describe_law(group) for group in groups)
     predictions = [describe_prediction(group, double(group)) for group in groups]
-    return [*predictions, laws, *filter(None, (describe_trials(group) for group in groups))]
+    told = (*(describe_trials(group) for group in groups), describe_comparisons(groups))
+    return [*predictions, laws, *filter(None, told)]
 
 
 def answer_text(study: Study, most: int, width: int) -> str:
@@ -108,6 +111,8 @@ def describe(studies: Sequence[Study], target: Mapping[str, float]) -> str:
     for group in groups:
         said = (describe_law(group), describe_trials(group), describe_prediction(group, target))
         parts.append("\n".join(textwrap.fill(each, 110) for each in said if each))
+    if compared := describe_comparisons(groups):
+        parts.append(textwrap.fill(compared, 110))
     return "\n\n".join(parts)
 
 
@@ -180,6 +185,58 @@ def _prediction_text(found: Prediction) -> str:
     if not math.isnan(found.ratio):
         parts.append(f"α_max/α about {found.ratio:.2g}")
     return "; ".join(parts)
+
+
+def describe_comparisons(groups: Sequence[Group]) -> str:
+    """Return each group's lowest NLL beside the first group's, at the largest size that both have; "" for none."""
+    largest = {each.other.name: each for each in compare_groups(groups)}  # sizes ascend, so the last one stays
+    return " ".join(_comparison_text(each) for each in largest.values())
+
+
+def _comparison_text(found: Compared) -> str:
+    low, high = found.bests.result.interval
+    seeds = plural(found.bests.result.n, "seed")
+    within = f"95 %: {_percent(low)} to {_percent(high)}, {seeds}" if found.bests.result.n > 2 else seeds
+    place = found.reference.describe(found.size)
+    verdict = _verdict(found)
+    return (
+        f"{found.other.name} against {found.reference.name} at {place}, each at its own best rate: NLL "
+        f"{_percent(found.bests.result.size[0])} ({within}): {verdict}."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share + 0.0:+.1f} %" if math.isfinite(share) else "unknown"
+
+
+def _verdict(found: Compared) -> str:
+    if not found.is_decided:
+        return "undecided"
+    return "lower" if found.bests.result.direction < 0 else "higher"
+
+
+def comparison_table(groups: Sequence[Group]) -> Table | None:
+    """Return one row per size and group: lowest NLL beside the first group's, paired over seeds; None for none."""
+    rows = [
+        (
+            Cell(f"{found.other.name} − {found.reference.name}"),
+            Cell(found.reference.describe(found.size)),
+            Cell(f"{found.bests.second:.3f}"),
+            Cell(f"{found.bests.first:.3f}"),
+            Cell(_percent(found.bests.result.size[0])),
+            Cell(" to ".join(map(_percent, found.bests.result.interval)) if found.bests.result.n > 2 else "--"),
+            Cell(str(found.bests.result.n)),
+            Cell(_verdict(found)),
+        )
+        for found in compare_groups(groups)
+    ]
+    caption = (
+        "Lowest NLL of each seed over the rates that both have: medians, and the paired relative difference, mean over "
+        "seeds. Sizes with an open best rate are left out. Verdict: Student's t at the 5 % level, after Holm's "
+        "correction for the rows; below three seeds none."
+    )
+    header = ("", "size", "reference's NLL", "NLL", "difference", "95 %", "seeds", "verdict")
+    return Table("NLL at the best rates", caption, header, tuple(rows)) if rows else None
 
 
 def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
@@ -297,8 +354,9 @@ def matrix_table(group: Group) -> Table:
 
 
 def tables_of(groups: Sequence[Group]) -> list[Table]:
-    """Return the tables of laws, back-tests and regrets."""
-    found = [law_table(groups), trial_table(groups), *(matrix_table(group) for group in groups)]
+    """Return the tables of laws, back-tests, NLLs and regrets."""
+    matrices = (matrix_table(group) for group in groups)
+    found = [law_table(groups), trial_table(groups), comparison_table(groups), *matrices]
     return [table for table in found if table is not None]
 
 

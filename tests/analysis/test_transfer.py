@@ -12,7 +12,7 @@ import scipy.stats
 from analysis import assembly
 from analysis.numbers.best_rates import find_best, find_vertex
 from analysis.numbers.size_laws import LEVEL, bends, fit_law
-from analysis.numbers.transfer import Group, find_groups, has_sizes
+from analysis.numbers.transfer import Group, compare_groups, find_groups, has_sizes
 from analysis.report import ending, summary
 from analysis.sections import transfer
 from analysis.study.load import load
@@ -213,6 +213,43 @@ def test_regrets_by_size_are_those_of_the_curves(tmp_path):
         for column, there in enumerate(group.curves):
             expected = 0.2 * (here.best.log_lr - there.best.log_lr) ** 2
             assert group.regrets()[row][column] == pytest.approx(expected, abs=0.01)
+
+
+def test_nlls_at_the_best_rates_are_compared_over_seeds_and_corrected_for_the_number_of_sizes(tmp_path):
+    """mup's curves are scaled by known factors; t-tests by scipy, Holm's factors 3, 2, 1 by hand."""
+    standard, mup = find_groups([write_sizes(tmp_path, *WIDE)])
+    assert (standard.name, mup.name) == ("sa standard", "sa mup")
+    shares = {128: (0.030, 0.031, 0.032), 256: (0.02, 0.03, 0.045), 512: (-0.05, 0.03, 0.04)}
+    curves = [mup.curves[0]]
+    for curve, beside in zip(mup.curves[1:], standard.curves[1:], strict=True):
+        factors = [1 + share for share in shares[int(curve.size[0])]]
+        assert list(beside.table.columns) == [0, 1, 2]
+        curves.append(replace(curve, table=beside.table * factors, best=beside.best))
+    found = compare_groups([standard, Group(mup.name, tuple(curves))])
+    assert [each.size[0] for each in found] == list(shares)  # the base's runs are the same: no comparison
+    p_values = [scipy.stats.ttest_1samp(each, 0).pvalue for each in shares.values()]
+    assert [each.bests.result.p for each in found] == pytest.approx(p_values, rel=1e-6)
+    assert p_values[1] < 0.05 < 2 * p_values[1]  # decided alone, not as one of three
+    assert [each.is_decided for each in found] == [3 * p_values[0] < 0.05, False, False] == [True, False, False]
+    assert [each.bests.result.size[0] for each in found] == pytest.approx([np.mean(each) for each in shares.values()])
+    interval = scipy.stats.t.interval(0.95, 2, np.mean(shares[512]), scipy.stats.sem(shares[512]))
+    assert found[2].bests.result.interval == pytest.approx(interval, rel=1e-6)
+    said = transfer.describe_comparisons([standard, Group(mup.name, tuple(curves))])
+    assert said == (
+        "sa mup against sa standard at width 512, each at its own best rate: NLL +0.7 % "
+        f"(95 %: {100 * interval[0]:+.1f} % to {100 * interval[1]:+.1f} %, 3 seeds): undecided."
+    )
+    verdicts = [row[-1].text for row in transfer.comparison_table([standard, Group(mup.name, tuple(curves))]).rows]
+    assert verdicts == ["higher", "undecided", "undecided"]
+
+
+def test_a_size_whose_best_rate_is_open_is_not_compared(tmp_path):
+    standard, mup = find_groups(
+        [write_sizes(tmp_path, *WIDE, slope=lambda name, _, d: -0.5 * d * (name == "standard"))]
+    )
+    assert standard.curves[3].best.open and not mup.curves[3].best.open
+    assert [each.size[0] for each in compare_groups([standard, mup])] == [128, 256]
+    assert compare_groups([standard]) == [] and transfer.comparison_table([standard]) is None
 
 
 NARROW = ("model.width=[64,128,256,512]",)
