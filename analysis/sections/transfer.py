@@ -258,7 +258,8 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         "Best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean over "
         "seeds in log10; ±: its standard error in decades, which includes the spacing of the rates. "
         f"NLL ({wording.words(study).nll}): lowest median over seeds. S: mean over the rates that all sizes of a group "
-        "share of the NLL (or the untrained model's, if lower), less the lowest. α_max/α: at the best measured rate."
+        "share of the NLL (or the untrained model's, if lower), less the lowest."
+        f"{' α_max/α: at the best measured rate.' if len(header) - 1 in kept else ''}"
     )
     return Table(
         TITLE,
