@@ -1,0 +1,118 @@
+"""First alarms, leads and false alarms against runs whose alarms are planted by hand."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.numbers.alarms import SIGNALS, find_alarms, find_warnings, judge_signals
+from analysis.study.load import load
+from tests.analysis.synthetic import write_study
+
+NORM = SIGNALS[1]
+
+
+def calm(number, size=0.01):
+    """A signal that alternates around 1: its median is 1 or between, its scaled deviation about 1.5 times ``size``."""
+    return [1 + size * (-1) ** place for place in range(number)]
+
+
+def test_an_alarm_begins_where_a_signal_leaves_its_own_median():
+    values = calm(60)
+    values[30] = values[31] = 1.2
+    assert np.flatnonzero(find_alarms(values)).tolist() == [30]
+    assert not find_alarms(calm(60)).any()
+
+
+def test_a_fall_is_no_alarm_and_the_first_rows_are_none():
+    values = calm(60)
+    values[30], values[5] = 0.2, 9.0
+    assert not find_alarms(values).any()
+
+
+def test_a_named_limit_and_a_number_that_is_not_finite_give_alarm_at_once():
+    values = calm(6)
+    values[2], values[4] = 60.0, math.inf
+    assert np.flatnonzero(find_alarms(values, 50.0)).tolist() == [2, 4]
+    assert np.flatnonzero(find_alarms(values)).tolist() == [4]
+
+
+def test_alarms_are_those_of_a_slow_loop():
+    draws = np.random.default_rng(1)
+    values = (np.exp(draws.normal(0, 0.3, 400)) + 0.002 * np.arange(400)).tolist()
+    flags = []
+    for place, value in enumerate(values):
+        seen = values[max(0, place - 50) : place]
+        if len(seen) < 10:
+            flags.append(False)
+            continue
+        middle = statistics.median(seen)
+        spread = 1.4826 * statistics.median(abs(each - middle) for each in seen)
+        flags.append(value > middle + 3 * spread)
+    expected = [place for place in range(400) if flags[place] and not (place and flags[place - 1])]
+    assert len(expected) > 5 and np.flatnonzero(find_alarms(values)).tolist() == expected
+
+
+BREAK = 150  # the first step of a broken run's rise
+
+
+def write_runs(folder, leads, false=0):
+    """Three seeds at a rate that breaks and one that does not. A broken run's loss rises by 5 nats at `BREAK`, its
+    gradient norm ``leads[seed]`` steps before (None: never); a sound run's norm rises ``false`` times alone."""
+    status = {("sa", 1e-2, seed): ("diverged", "loss is nan at step 200") for seed in range(3)}
+    study = write_study(
+        folder, mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=3, nll=lambda *each: 2.0, statuses=status, curves=False
+    )
+    loaded, rows = load(study), []
+    for run in loaded.runs.itertuples():
+        loss, norm = calm(200), calm(200)
+        if run.status == "diverged":
+            loss[BREAK:] = [6.0] * (200 - BREAK)
+            if leads[int(run.seed)] is not None:
+                norm[BREAK - leads[int(run.seed)]] = 2.0
+        for place in range(false):
+            norm[40 + 20 * place] = 2.0
+        rows += [
+            {"run_id": run.run_id, "step": float(step + 1), "loss": loss[step], "grad_norm": norm[step]}
+            for step in range(200)
+        ]
+    curves = pd.DataFrame(rows).assign(update_norm=np.nan, lr=1e-3, val_nll=np.nan)
+    runs = loaded.runs.assign(num_steps=200.0)
+    return replace(loaded, curves=curves, runs=runs)
+
+
+def read(study, signal):
+    return study.curves[study.curves[signal.column].notna()]
+
+
+def test_leads_run_from_the_first_alarm_in_time_to_the_onset(tmp_path):
+    study = write_runs(tmp_path, [30, 10, None])
+    found = find_warnings(study, study.curves, NORM)
+    broken = found[found["broke"]]
+    # smoothed over 20 steps, a rise of 5 nats exceeds 0.5 at its third step: 5 · (1 − 0.95³) = 0.71, 5 · (1 − 0.95²) = 0.49
+    assert broken["onset"].tolist() == [BREAK + 3] * 3
+    assert sorted(broken["lead"].dropna()) == [12.0, 32.0] and broken["lead"].isna().sum() == 1
+    assert found[~found["broke"]]["alarms"].tolist() == [0.0] * 3
+
+
+def test_signals_are_judged_by_warned_runs_leads_and_false_alarms(tmp_path):
+    study = write_runs(tmp_path, [30, 10, None], false=2)
+    by_name = {each.signal.name: each for each in judge_signals([study], read)}
+    assert set(by_name) == {"training loss", "gradient norm"}  # the update norm was not logged
+    norm, loss = by_name["gradient norm"], by_name["training loss"]
+    assert (norm.broken, norm.runs) == (3, 3)
+    assert loss.warned.value == 1.0 and loss.lead.value == 2.0 and loss.false.value == 0.0
+    # the planted false alarms, at steps 41 and 61, lie within 100 steps of the onset only from step 53 on
+    assert norm.warned.value == 1.0 and norm.lead.value == BREAK + 3 - 61
+    assert norm.beyond_loss.value == norm.lead.value - loss.lead.value
+    assert norm.false.value == pytest.approx(1000 * 2 / 200)
+    assert norm.chance == pytest.approx(1 - math.exp(-10 * 100 / 1000))
+
+
+def test_a_run_of_several_studies_counts_once(tmp_path):
+    study = write_runs(tmp_path, [30, 10, None])
+    (one, *_), (two, *_) = judge_signals([study], read), judge_signals([study, study], read)
+    assert (one.broken, one.runs) == (two.broken, two.runs) == (3, 3)
