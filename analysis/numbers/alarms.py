@@ -14,7 +14,7 @@ a spike's height.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,27 +34,55 @@ HORIZON = 100  # steps before the onset
 class Signal:
     """A quantity logged while a run trains.
 
+    Of several blocks in a step, the nearest to an alarm counts.
+
     Attributes:
         name: in tables.
-        log: file of the run's folder: "metrics", or an optional one.
+        log: name in `Study.signals`; "" for `Study.curves`.
         column: its column there.
-        limit: alarm above it; ∞ without a named limit.
-        needs: words that log it; "" if every run does.
+        sign: −1 if low values give alarm.
+        limit: alarm beyond it at once; None without a named limit.
     """
 
     name: str
     log: str
     column: str
-    limit: float = math.inf
-    needs: str = ""
+    sign: int = 1
+    limit: float | None = None
+
+    @property
+    def signed_limit(self) -> float | None:
+        """The limit of `list_rows`' values."""
+        return None if self.limit is None else self.sign * self.limit
 
 
-LOSS = Signal("training loss", "metrics", "loss")
+LOSS = Signal("training loss", "", "loss")
 SIGNALS = (
     LOSS,
-    Signal("gradient norm", "metrics", "grad_norm"),
-    Signal("update norm", "metrics", "update_norm"),
+    Signal("gradient norm", "", "grad_norm"),
+    Signal("update norm", "", "update_norm"),
+    Signal("largest attention logit", "activations", "attention_logit_max", limit=50.0),
+    Signal("lowest attention entropy", "activations", "attention_entropy_min", sign=-1),
+    Signal("mean log Z", "activations", "log_z", limit=20.0),
+    Signal("largest logit", "activations", "logit_max"),
+    Signal("stream’s RMS", "activations", "stream_rms"),
+    Signal("RMS of g/√v̂", "activations", "rms_t", limit=2.3),
+    Signal("α_max / α", "edge", "alpha_max_ratio", sign=-1, limit=1.0),
+    Signal("Adam’s sharpness over its threshold", "edge", "adam_ratio", limit=1.0),
 )
+
+
+def list_rows(study: Study, signal: Signal) -> Frame:
+    """Return a signal's ``run_id``, ``step`` and ``value``, times its sign, so that high values give alarm.
+
+    Without rows where the study did not log it.
+    """
+    logged = study.signals.get(signal.log) if signal.log else study.curves
+    if logged is None or signal.column not in logged:
+        return pd.DataFrame(columns=["run_id", "step", "value"])
+    rows = logged.loc[logged[signal.column].notna() & (logged["step"] > 0), ["run_id", "step", signal.column]]
+    values = rows.assign(value=signal.sign * rows[signal.column])
+    return values.groupby(["run_id", "step"], as_index=False)["value"].max()
 
 
 @dataclass(frozen=True)
@@ -82,15 +110,15 @@ class Warned:
     runs: int
 
 
-def find_alarms(values: Sequence[float], limit: float = math.inf) -> np.ndarray:
+def find_alarms(values: Sequence[float], limit: float | None = None) -> np.ndarray:
     """Return the rows at which a signal begins to give alarm, as a mask.
 
     Args:
         values: the signal, row by row; NaN and ±∞ give alarm.
-        limit: alarm above it.
+        limit: alarm above it at once; None without one.
     """
     x = np.asarray(values, dtype=float)
-    alarm = ~np.isfinite(x) | (x > limit)
+    alarm = ~np.isfinite(x) if limit is None else ~np.isfinite(x) | (x > limit)
     for place in range(FEWEST_ROWS, len(x)):
         seen = x[max(0, place - ROWS) : place]
         seen = seen[np.isfinite(seen)]
@@ -100,7 +128,7 @@ def find_alarms(values: Sequence[float], limit: float = math.inf) -> np.ndarray:
     return alarm & ~np.concatenate([[False], alarm[:-1]])
 
 
-def find_warnings(study: Study, rows: Frame, signal: Signal) -> Frame:
+def find_warnings(study: Study, signal: Signal) -> Frame:
     """Return one row per run that has the signal: ``broke``, ``onset``, ``lead``, ``alarms``, ``steps``, ``unit``.
 
     - ``lead``: steps from the first alarm within `HORIZON` before the onset; NaN without one.
@@ -109,16 +137,15 @@ def find_warnings(study: Study, rows: Frame, signal: Signal) -> Frame:
 
     Args:
         study: the study.
-        rows: ``run_id``, ``step`` and the signal's column.
         signal: the signal.
     """
     known, found = breaks(study), []
     runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))].set_index("run_id")
-    of_run = dict(tuple(rows[rows[signal.column].notna() & (rows["step"] > 0)].groupby("run_id")))
+    of_run = dict(tuple(list_rows(study, signal).groupby("run_id")))
     for run in runs.index.intersection(list(of_run)):
         own = of_run[run].sort_values("step")
         steps = own["step"].to_numpy(dtype=float)
-        at = steps[find_alarms(own[signal.column].to_numpy(), signal.limit)]
+        at = steps[find_alarms(own["value"].to_numpy(), signal.signed_limit)]
         broke, onset = bool(known.loc[run, "broke"]), float(known.loc[run, "onset"])
         if broke and math.isnan(onset):
             continue
@@ -136,19 +163,13 @@ def find_warnings(study: Study, rows: Frame, signal: Signal) -> Frame:
     return pd.DataFrame(found, columns=columns).set_index("run_id")
 
 
-def judge_signals(studies: Iterable[Study], read: Callable[[Study, Signal], Frame]) -> list[Warned]:
-    """Return how well each signal warns, over the runs of several studies, each run once.
-
-    Args:
-        studies: the studies.
-        read: returns a signal's rows of a study; empty if it was not logged.
-    """
+def judge_signals(studies: Iterable[Study]) -> list[Warned]:
+    """Return how well each logged signal warns, over the runs of several studies, each run once."""
     several = sorted(studies, key=lambda study: (-len(study.runs), study.name))  # shared runs go with the larger one
     by_signal = {}
     for signal in SIGNALS:
-        frames = [find_warnings(study, rows, signal) for study in several if len(rows := read(study, signal))]
-        if frames:
-            joined = pd.concat(frames)
+        joined = pd.concat([find_warnings(study, signal) for study in several])
+        if len(joined):
             by_signal[signal] = joined[~joined.index.duplicated()]
     loss = by_signal.get(LOSS)
     return [_judge(signal, frame, loss) for signal, frame in by_signal.items()]

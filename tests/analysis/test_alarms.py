@@ -84,13 +84,9 @@ def write_runs(folder, leads, false=0):
     return replace(loaded, curves=curves, runs=runs)
 
 
-def read(study, signal):
-    return study.curves[study.curves[signal.column].notna()]
-
-
 def test_leads_run_from_the_first_alarm_in_time_to_the_onset(tmp_path):
     study = write_runs(tmp_path, [30, 10, None])
-    found = find_warnings(study, study.curves, NORM)
+    found = find_warnings(study, NORM)
     broken = found[found["broke"]]
     # smoothed over 20 steps, a rise of 5 nats exceeds 0.5 at its third step: 5 · (1 − 0.95³) = 0.71, 5 · (1 − 0.95²) = 0.49
     assert broken["onset"].tolist() == [BREAK + 3] * 3
@@ -100,7 +96,7 @@ def test_leads_run_from_the_first_alarm_in_time_to_the_onset(tmp_path):
 
 def test_signals_are_judged_by_warned_runs_leads_and_false_alarms(tmp_path):
     study = write_runs(tmp_path, [30, 10, None], false=2)
-    by_name = {each.signal.name: each for each in judge_signals([study], read)}
+    by_name = {each.signal.name: each for each in judge_signals([study])}
     assert set(by_name) == {"training loss", "gradient norm"}  # the update norm was not logged
     norm, loss = by_name["gradient norm"], by_name["training loss"]
     assert (norm.broken, norm.runs) == (3, 3)
@@ -114,5 +110,5 @@ def test_signals_are_judged_by_warned_runs_leads_and_false_alarms(tmp_path):
 
 def test_a_run_of_several_studies_counts_once(tmp_path):
     study = write_runs(tmp_path, [30, 10, None])
-    (one, *_), (two, *_) = judge_signals([study], read), judge_signals([study, study], read)
+    (one, *_), (two, *_) = judge_signals([study]), judge_signals([study, study])
     assert (one.broken, one.runs) == (two.broken, two.runs) == (3, 3)

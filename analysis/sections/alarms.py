@@ -1,0 +1,165 @@
+"""Show what breaks first: which logged signal warns of a break, how long before, and its false alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing.marks import mark, rate_legend
+from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.alarms import (
+    FEWEST_ROWS,
+    HORIZON,
+    MADS,
+    ROWS,
+    Signal,
+    Warned,
+    find_alarms,
+    judge_signals,
+    list_rows,
+)
+from analysis.numbers.early import breaks
+from analysis.numbers.ranking import Estimate
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
+from analysis.words import join_words, plural
+
+TITLE, NAME = "What breaks first", "alarms"
+LOGS = ("activations", "edge")
+PANELS, COLUMNS = 6, 3
+CAPTION = (
+    "Signals of the broken runs against steps from the onset: the step at which the smoothed loss exceeded its minimum "
+    "by a spike's height (dashed). One line a run, coloured by learning rate. Dots: alarms."
+)
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and any(len(study.signals.get(log, ())) for log in LOGS)
+
+
+@once_per_study
+def judged(study: Study) -> list[Warned]:
+    """Return how well each signal of a study warns."""
+    return judge_signals([study])
+
+
+def sentences(study: Study) -> list[str]:
+    """Return which signals warn of more breaks than chance, and which of them warns earliest; or why none is judged."""
+    found = judged(study)
+    broken = max((each.broken for each in found), default=0)
+    if not broken:
+        return ["No run broke: nothing to warn of."]
+    runs = f"{plural(broken, 'run')} broke, {max(each.runs for each in found)} did not."
+    telling = [each for each in found if each.warned.has_interval and each.warned.low > each.chance]
+    if not telling:
+        few = (
+            "" if any(each.warned.has_interval for each in found) else " Fewer than three groups of runs: no interval."
+        )
+        return [f"{runs} No signal warns of more of them than its false alarms would by chance.{few}"]
+    named = [f"{each.signal.name} ({100 * each.warned.value:.0f} %, by chance {100 * each.chance:.0f} %)"
+             for each in sorted(telling, key=lambda each: -each.warned.value)]  # fmt: skip
+    first = max(telling, key=lambda each: each.lead.value)
+    lead = f"{first.lead.value:.0f} steps before the onset{_within(first.lead, '{:.0f}')}"
+    return [f"{runs} More often than by chance warn: {'; '.join(named)}. The earliest is {first.signal.name}, {lead}."]
+
+
+def _within(found: Estimate, form: str) -> str:
+    if not found.has_interval:
+        return ""
+    return f" (95 %: {form.format(found.low)} to {form.format(found.high)})"
+
+
+def table(study: Study) -> Table | None:
+    """Return one row per signal: warned runs, by chance, lead, lead before the loss's, false alarms; None without."""
+    rows = [
+        (
+            Cell(each.signal.name),
+            Cell(str(each.broken)),
+            _cell(each.warned, "{:.0%}"),
+            Cell("--" if math.isnan(each.chance) else f"{each.chance:.0%}"),
+            _cell(each.lead, "{:.0f}"),
+            _cell(each.beyond_loss, "{:+.0f}"),
+            _cell(each.false, "{:.1f}"),
+        )
+        for each in judged(study)
+    ]
+    caption = (
+        f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} rows "
+        f"(at least {FEWEST_ROWS}), not finite, or beyond a named limit: {_limits(judged(study))}. Warned: share of "
+        f"broken runs with an alarm within {HORIZON} steps before the onset; by chance: the share of which false alarms "
+        "of that number would warn. Lead: median steps from the first such alarm to the onset. Before the loss: the same "
+        "less the training loss's, over runs of which both warned. False alarms: per 1,000 steps of runs that did not "
+        "break. Below: 95 % intervals over groups of runs with one mechanism, settings and seed."
+    )
+    header = ("signal", "broken runs", "warned", "by chance", "lead", "before the loss", "false alarms")
+    return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
+
+
+def _limits(found: Sequence[Warned]) -> str:
+    named = [f"{each.signal.name} {each.signal.limit:g}" for each in found if each.signal.limit is not None]
+    return join_words(named) if named else "none"
+
+
+def _cell(found: Estimate, form: str) -> Cell:
+    if math.isnan(found.value):
+        return Cell("--")
+    detail = f"{form.format(found.low)} to {form.format(found.high)}" if found.has_interval else ""
+    return Cell(form.format(found.value), detail)
+
+
+def figures(study: Study) -> Figures:
+    """Draw the signals of the broken runs around the onset, a panel each; {} without a broken run."""
+    telling = sorted((each for each in judged(study) if each.broken), key=lambda each: -each.warned.value)[:PANELS]
+    return {NAME: Captioned(_draw(study, telling), CAPTION)} if telling else {}
+
+
+def _draw(study: Study, found: Sequence[Warned]) -> Figure:
+    known, runs = breaks(study), study.runs.set_index("run_id")
+    onsets = known.loc[known["broke"] & known["onset"].notna(), "onset"]
+    lines = math.ceil(len(found) / COLUMNS)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.4 + 1.75 * lines), layout="constrained")
+    axes = figure.subplots(lines, min(COLUMNS, len(found)), squeeze=False, sharex=True).ravel()
+    colors = lr_colors(runs.loc[onsets.index, "lr"])
+    for ax, each in zip(axes, found, strict=False):
+        rows = list_rows(study, each.signal)
+        for run, own in rows[rows["run_id"].isin(onsets.index)].groupby("run_id"):
+            _draw_run(ax, own.sort_values("step"), float(onsets[run]), each.signal, colors[runs.loc[run, "lr"]])
+        ax.axvline(0, color=MUTED, linewidth=0.8, linestyle="--")
+        ax.set_title(each.signal.name)
+    for ax in axes[len(found) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(found) - COLUMNS) : len(found)]:
+        ax.set_xlabel("steps from the onset")
+    rate_legend(figure, {lr: colors[lr] for lr in sorted(colors)})
+    return figure
+
+
+def _draw_run(ax: Axes, rows: Frame, onset: float, signal: Signal, color: Any) -> None:
+    """Draw one run's signal from `HORIZON` steps before its onset to a fifth of that after it, with its alarms."""
+    x, y = rows["step"].to_numpy(dtype=float) - onset, signal.sign * rows["value"].to_numpy(dtype=float)
+    alarm = find_alarms(rows["value"].to_numpy(), signal.signed_limit)
+    near = (x >= -HORIZON) & (x <= HORIZON / 5) & np.isfinite(y)
+    ax.plot(x[near], y[near], color=color, linewidth=0.9)
+    mark(ax, x[near & alarm], y[near & alarm], "o", color, 3, linestyle="")
+    if (y[near] > 0).all() and near.any():
+        ax.set_yscale("log")
+
+
+def tables(study: Study) -> list[Table | str]:
+    found = table(study)
+    return [*([found] if found else []), *sentences(study)]
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
+
+
+SECTION = Section(body, applies, figures, make_printer(tables), body)
