@@ -34,9 +34,9 @@ CAPTION = (
 
 def figures(study: Study) -> Figures:
     """Draw ``gradients`` (``gradients-1``, … for many series), a heat map for each series; {} without a log."""
-    if NAME not in study.gradients or study.gradients[NAME].empty:
+    if NAME not in study.signals or study.signals[NAME].empty:
         return {}
-    rows = study.with_run(study.gradients[NAME])
+    rows = study.with_run(study.signals[NAME])
     runs = {name: run for name in study.series if (run := find_broken_run(study, name, rows)) is not None}
     drawn = [_figure(rows, [runs[name] for name in part]) for part in chunks(list(runs), PANELS)]
     return {continuation_name(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}

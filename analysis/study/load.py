@@ -61,7 +61,7 @@ class Study:
     probes: dict[str, Frame] = field(default_factory=dict)
     generation: dict[str, Frame] = field(default_factory=dict)
     searches: dict[str, Frame] = field(default_factory=dict)
-    gradients: dict[str, Frame] = field(default_factory=dict)
+    signals: dict[str, Frame] = field(default_factory=dict)
     tokenizer: Path | None = None
     throughput: dict[str, Any] = field(default_factory=dict)
 

@@ -231,3 +231,11 @@ class LogSpec(Settings):
         ge=0,
         description="steps between the gradient statistics of each block of parameters (gradients.jsonl); 0: none",
     )
+    activations: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=1,
+        description=(
+            "steps between the statistics of activations, logits and Adam's second moment (activations.jsonl); null: "
+            "none"
+        ),
+    )

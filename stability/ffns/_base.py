@@ -19,12 +19,15 @@ class AbstractFeedForward(OwnInit):
     their own.
 
     Attributes:
+        activated: name of the linear map whose output enters ``activation``, for the share of dead units
+            (``log.activations``); None: unknown.
         hidden_dropout: dropout rate of the hidden layer in training mode, set by the model after construction
             (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
     """
 
     family: ClassVar[str] = "ffns"
     Config: ClassVar[type[Settings]]
+    activated: ClassVar[str | None] = None
     hidden_dropout: float = 0.0
 
     @classmethod

@@ -20,6 +20,8 @@ class GatedLinearUnit(AbstractFeedForward):
     least 1.
     """
 
+    activated = "gate"
+
     class Config(Settings):
         """Settings for gate and hidden width."""
 

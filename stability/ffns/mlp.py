@@ -19,6 +19,8 @@ class MultilayerPerceptron(AbstractFeedForward):
     The hidden width is multiple·D, rounded to the nearest integer, at least 1.
     """
 
+    activated = "hidden"
+
     class Config(Settings):
         """Settings for the hidden layer."""
 

@@ -1,11 +1,11 @@
-"""Logs of a run: ``metrics.jsonl``, ``timing.jsonl``, ``gradients.jsonl``, and optional sinks. No torch."""
+"""Logs of a run: ``metrics.jsonl``, ``timing.jsonl``, those of `LogSpec`, and optional sinks. No torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,10 @@ def find_last_logged_step(directory: RunDirectory) -> tuple[int, str]:
     # metrics have one row per step, without gaps
     steps, damage = _whole_steps(directory.metrics_file, lambda last, step: step == last + 1)
     until = steps[-1] if steps else -1
-    blocks, of_blocks = _whole_steps(directory.gradients_file, lambda last, step: step >= last)
-    if of_blocks:  # the last step there may lack some of its blocks
-        until, damage = min(until, (blocks[-1] if blocks else 0) - 1), damage or of_blocks
+    for path in directory.signal_files.values():
+        blocks, of_blocks = _whole_steps(path, lambda last, step: step >= last)
+        if of_blocks:  # the last step there may lack some of its blocks
+            until, damage = min(until, (blocks[-1] if blocks else 0) - 1), damage or of_blocks
     return until, damage
 
 
@@ -97,11 +98,11 @@ class RunLog:
     """
 
     def __init__(self, directory: RunDirectory, *, resume_after: int, sinks: Sinks | None = None):
-        for path in (directory.metrics_file, directory.timing_file, directory.gradients_file):
+        self._signal_files = directory.signal_files
+        for path in (directory.metrics_file, directory.timing_file, *self._signal_files.values()):
             truncate_after(path, resume_after)
         self._metrics, self._timing = JsonLines(directory.metrics_file), JsonLines(directory.timing_file)
-        self._gradients_file = directory.gradients_file
-        self._gradients: JsonLines | None = None
+        self._signals: dict[str, JsonLines] = {}
         self._sinks = sinks or Sinks(directory)
         self._sinks.open(resume_after)
 
@@ -116,14 +117,15 @@ class RunLog:
     def write_timing(self, row: dict[str, Any]) -> None:
         self._timing.write(row)
 
-    def write_gradients(self, rows: list[dict[str, Any]]) -> None:
-        """Write the blocks' rows of one step (deterministic), after its metrics.
+    def write_signals(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Write one step's rows (deterministic) of a log of `RunDirectory.signal_files`, after the step's metrics.
 
         The file is created with the first rows.
         """
-        self._gradients = self._gradients or JsonLines(self._gradients_file)
+        if name not in self._signals:
+            self._signals[name] = JsonLines(self._signal_files[name])
         for row in rows:
-            self._gradients.write(row)
+            self._signals[name].write(row)
         self._sinks.write(merge_blocks(rows))
 
     def sync(self) -> None:
@@ -132,7 +134,7 @@ class RunLog:
             file.sync()
 
     def _files(self) -> list[JsonLines]:
-        return [file for file in (self._metrics, self._timing, self._gradients) if file is not None]
+        return [self._metrics, self._timing, *self._signals.values()]
 
     def close(self) -> None:
         for file in self._files():

@@ -22,7 +22,6 @@ from stability.runs.schema import (
     COLLECTED_CURVATURE_COLUMNS,
     COLLECTED_GENERATION_COLUMNS,
     CURVES_COLUMNS,
-    GRADIENT_COLUMNS,
     GRAPH_COLUMNS,
     PROBE_COLUMNS,
     REQUIRED,
@@ -30,6 +29,7 @@ from stability.runs.schema import (
     SAMPLES_COLUMNS,
     SCHEMA_VERSION,
     SEARCH_COLUMNS,
+    SIGNAL_COLUMNS,
     SPECTRA,
     SPECTRA_COLUMNS,
     own_columns,
@@ -54,8 +54,8 @@ class Results:
         curves: one row per training step.
         spectra: non-empty tables of `SPECTRA_COLUMNS` by name.
         probes: non-empty tables by name: those of `PROBE_COLUMNS`; ``generation``, one row per scored sample
-            (`COLLECTED_GENERATION_COLUMNS`); ``samples``, the first of each run (`SAMPLES_COLUMNS`); ``gradients``
-            (`GRADIENT_COLUMNS`).
+            (`COLLECTED_GENERATION_COLUMNS`); ``samples``, the first of each run (`SAMPLES_COLUMNS`); the logs of
+            `SIGNAL_COLUMNS`.
         searches: the study's tables of `SEARCH_COLUMNS` by name.
         left_out: one line per unreadable run or file.
     """
@@ -91,9 +91,9 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
     }
     scores = {each.directory.run_id: list(each.read(each.generation)) for each in files}
     probes = _probe_frames(files, scores)
-    probes["gradients"] = read_curves(
-        [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:], broken
-    )
+    for name, columns in SIGNAL_COLUMNS.items():
+        logs = [(each.directory.run_id, each.directory.signal_files[name]) for each in files]
+        probes[name] = read_curves(logs, columns[1:], broken)
     steps = [_recorded_steps(each) for each in files]
     varied = [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
     rows = [
@@ -171,7 +171,7 @@ def write(results: Results, folder: Path) -> None:
     frames = {name: getattr(results, name) for name in REQUIRED} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
-    for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "samples", "gradients"):
+    for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "samples", *SIGNAL_COLUMNS):
         if name not in frames:  # left from an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 

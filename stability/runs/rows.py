@@ -26,14 +26,16 @@ def merge_blocks(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_logged_rows(directory: RunDirectory) -> Iterator[dict[str, Any]]:
-    """Yield a run's logged rows in their original order: each step's metrics, then its blocks.
+    """Yield a run's logged rows in their original order: each step's metrics, then its signals.
 
     Damaged rows are omitted.
     """
-    blocks: dict[int, list[dict[str, Any]]] = {}
-    for row in readable_rows(directory.gradients_file):
-        blocks.setdefault(row["step"], []).append(row)
+    signals: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in directory.signal_files}
+    for name, path in directory.signal_files.items():
+        for row in readable_rows(path):
+            signals[name].setdefault(row["step"], []).append(row)
     for row in readable_rows(directory.metrics_file):
         yield drop_nulls(row)
-        if row["step"] in blocks:
-            yield drop_nulls(merge_blocks(blocks[row["step"]]))
+        for rows in signals.values():
+            if row["step"] in rows:
+                yield drop_nulls(merge_blocks(rows[row["step"]]))

@@ -56,7 +56,8 @@ class Published:
 
 def _read_files(study: StudyFolder) -> Iterable[Path]:
     for directory in study.runs():
-        yield from (directory.spec_file, directory.status_file, directory.metrics_file, directory.gradients_file)
+        yield from (directory.spec_file, directory.status_file, directory.metrics_file)
+        yield from directory.signal_files.values()
         yield from _tables(directory)
 
 

@@ -19,13 +19,16 @@ class BlockStatistics:
         model: its parameters form the blocks.
         every: interval in steps; 0: never.
         norm: norm of a list of tensors.
+
+    Attributes:
+        indices: indices of each block's parameters, by block.
     """
 
     def __init__(self, model: nn.Module, every: int, norm: Callable[[Sequence[Tensor]], Tensor]):
         self._every, self._norm = every, norm
-        self._blocks: dict[str, list[int]] = {}
+        self.indices: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(model.named_parameters()):
-            self._blocks.setdefault(block_of(name), []).append(index)
+            self.indices.setdefault(block_of(name), []).append(index)
 
     def is_due(self, step: int) -> bool:
         return bool(self._every) and step % self._every == 0
@@ -37,7 +40,7 @@ class BlockStatistics:
             tensors: one per parameter, in the model's order.
         """
         return {
-            block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()
+            block: self._norm([tensors[index] for index in indices]).item() for block, indices in self.indices.items()
         }
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
@@ -68,9 +71,9 @@ class BlockStatistics:
             {
                 "step": step,
                 "block": block,
-                "grad_norm": _finite(norm),
-                "grad_share": _finite(_quotient(norm**2, total)),
-                "update_ratio": _finite(_quotient(steps[block], weights[block])),
+                "grad_norm": finite_or_none(norm),
+                "grad_share": finite_or_none(_quotient(norm**2, total)),
+                "update_ratio": finite_or_none(_quotient(steps[block], weights[block])),
             }
             for block, norm in gradient.items()
         ]
@@ -80,5 +83,6 @@ def _quotient(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def _finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None if it is not finite."""
     return value if math.isfinite(value) else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +27,7 @@ class Training(ABC):
     Attributes:
         step: last step taken, of ``num_steps``.
         diverged: reason of an early end, else None.
-        gradient_rows: rows of the last step for gradients.jsonl.
+        signals: rows of the last step by log of `RunDirectory.signal_files`.
         running: further values of the status "running".
     """
 
@@ -36,7 +37,7 @@ class Training(ABC):
     num_steps: int
     step: int = 0
     diverged: str | None = None
-    gradient_rows: list[dict[str, Any]] | tuple[()] = ()
+    signals: Mapping[str, list[dict[str, Any]]] = MappingProxyType({})
     running: ClassVar[dict[str, str]] = {}
 
     @abstractmethod
@@ -143,8 +144,8 @@ def train(
                 row = training.train_step(step)
                 training.settle(row)
                 log.write_metrics(row)
-                if training.gradient_rows:
-                    log.write_gradients([*training.gradient_rows])
+                for name, rows in training.signals.items():
+                    log.write_signals(name, rows)
                 now = time.perf_counter()
                 log.write_timing({"step": step, "wall_s": now - started, **training.timing(now - began)})
                 if training.diverged is None and checkpoints.is_due(step):

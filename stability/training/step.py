@@ -19,6 +19,7 @@ from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
+from stability.training.activations import ActivationStatistics, Found
 from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
@@ -55,7 +56,9 @@ class Replica:
             self._captured = CapturedBackward(self._captured_pass, self.parameters)
         self.validation = Validation(spec, corpus, self.objective, device)
         self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
-        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.devices.norm), []
+        self.statistics = BlockStatistics(self.model, spec.log.gradients, self.devices.norm)
+        self.activations = ActivationStatistics(spec, self.model, self.statistics)
+        self.signals: dict[str, list[dict[str, Any]]] = {}  # of the last step, by log
         self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
         self.scores: dict[str, float] = {}  # further scores of the last validation
@@ -112,10 +115,13 @@ class Replica:
             spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self.device)
 
+        self.signals = {}
+        seen = self._measure_activations(examples, step) if self.activations.is_due(step) else None
+
         # Forward, backward, clip
         self.optimizer.zero_grad(set_to_none=True)
         loss, *auxiliary = self._backward(examples, step)
-        self.gradient_rows, is_due = [], self.statistics.is_due(step)
+        is_due = self.statistics.is_due(step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
         grad_norm = self.devices.clip(self.parameters, spec.clip_limit)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
@@ -136,14 +142,17 @@ class Replica:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
                 self.optimizer.take_hessian(self._hessian_diagonal(examples, step))
             self.optimizer.step()
+            if seen is not None:
+                seen |= self.activations.describe_moments(self.optimizer, self.devices.local)
             if probing and (probe := probing.probed()) is not None:
                 row["update_norm"] = probe.step_norm()
-        if probing:
-            return row
-        torch._foreach_sub_(moved, own)  # θ − θ⁺, in place: its norms equal those of θ⁺ − θ bit for bit
-        row["update_norm"] = self.devices.norm(moved).item()
+        if not probing:
+            torch._foreach_sub_(moved, own)  # θ − θ⁺, in place: its norms equal those of θ⁺ − θ bit for bit
+            row["update_norm"] = self.devices.norm(moved).item()
         if is_due:
-            self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
+            self.signals["gradients"] = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
+        if seen is not None:
+            self.signals["activations"] = self.activations.rows(step, row["grad_norm"], seen)
         return row
 
     def checks_finite(self, step: int) -> bool:
@@ -158,6 +167,23 @@ class Replica:
         if not self.checks_finite(row["step"]):
             return None
         return first_non_finite(row, row["step"]) or self.guard.too_large(row)
+
+    def _measure_activations(self, examples: Examples, step: int) -> Found:
+        """Return the statistics of the step's first microbatch at its parameters, with its random draws.
+
+        Every process of a sharded run repeats the main process's.
+        """
+        found: Found = {}
+
+        def measure(microbatch: Examples) -> tuple[float]:
+            where = dropping(self.model, self.device, self.spec.seed, "train", step, 0)
+            with where, computing_in(self.spec.precision, self.device):
+                found.update(self.activations.measure(microbatch))
+            return (0.0,)
+
+        own = self.spec.batch // self.devices.describe().get("shards", 1)
+        list(self.devices.spread(measure, examples.split(min(self.spec.microbatch or own, own))[:1]))
+        return found
 
     def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
         """Estimate the Hessian's diagonal of the batch's mean loss, seeded by (seed, step).

@@ -96,7 +96,7 @@ def test_the_map_shows_each_block_at_each_step_of_the_run_that_broke_first(tmp_p
     statuses = {("sa", 1e-2, 1): ("diverged", "loss is nan at step 57"), ("sa", 1e-1, 0): ("diverged", "")}
     norm = lambda block, step: None if (block, step) == ("head", 50) else 10 ** (step / 10 + BLOCKS.index(block) / 100)  # noqa: E731
     study = with_gradients(tmp_path, norm, nll=lambda *_: 2.0, statuses=statuses)
-    rows = study.with_run(study.gradients["gradients"])
+    rows = study.with_run(study.signals["gradients"])
     chosen = {name: gradient_plots.find_broken_run(study, name, rows) for name in study.series}
     assert [(run.lr, run.seed, run.status) for run in chosen.values()] == [(1e-2, 1, "diverged"), (1e-1, 0, "stable")]
     blocks, steps, values = gradient_plots.grid(rows[rows["run_id"] == chosen["sa"].run_id])

@@ -74,6 +74,7 @@ OTHERS: dict[str, Any] = {
     "schedule.name": "cosine",
     "verdict.noise_margin": 0.0,
     "checkpoint.every_steps": 3,
+    "log.activations": 2,
     "checkpoint.keep_best": 2,
     "guards.on_nonfinite": "skip_step",
     "guards.retries": 3,
@@ -187,10 +188,9 @@ def left(directory: RunDirectory) -> dict[str, Any]:
     number of threads and how it ended."""
     newest = directory.checkpoints()[-1:]
     states = [checkpoint.load_trainer(folder) for folder in newest]
-    gradients = directory.path / "gradients.jsonl"
     return {
         "rows": list(read_jsonl(directory.metrics_file)),
-        "gradients": list(read_jsonl(gradients)) if gradients.exists() else [],
+        "signals": {name: list(read_jsonl(path)) for name, path in directory.signal_files.items() if path.exists()},
         "checkpoints": [folder.name for folder in directory.checkpoints()],
         "weights": {
             name: value.tolist() for folder in newest for name, value in checkpoint.load(folder)[1].state_dict().items()

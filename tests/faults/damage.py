@@ -34,7 +34,7 @@ from stability.runs.records import SpecFile
 from stability.runs.results import _run_row, collect, read_steps
 from stability.runs.rows import read_logged_rows
 from stability.runs.run_files import RunFiles
-from stability.runs.schema import CURVES_COLUMNS, GRADIENT_COLUMNS
+from stability.runs.schema import CURVES_COLUMNS, SIGNAL_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from sweeps.alpha_share import alpha_share
@@ -47,12 +47,20 @@ from sweeps.view.study_view import StudyView
 from tests.sweeps.real import TINY, make_sweep
 
 WORDS = [
-    *("mechanism=[sc]", "lr=[1e-3,1e-2,3e-2]", "steps=4", "name=mine", "log.gradients=2", "hessian=true"),
+    *(
+        "mechanism=[sc]",
+        "lr=[1e-3,1e-2,3e-2]",
+        "steps=4",
+        "name=mine",
+        "log.gradients=2",
+        "log.activations=2",
+        "hessian=true",
+    ),
     *("evaluation.every_steps=2", "evaluation.sequences=2", "curvature.batch=2", "curvature.microbatch=2"),
     *("curvature.warmup_batches=1", "curvature.warmup_steps=1", "curvature.recorded_steps=2"),
     *("curvature.state=[paper]", "curvature.parity_steps=0"),
 ]
-LOGS = ("metrics.jsonl", "gradients.jsonl", "timing.jsonl", "curvature_timing.jsonl")
+LOGS = ("metrics.jsonl", "gradients.jsonl", "activations.jsonl", "timing.jsonl", "curvature_timing.jsonl")
 MANIFEST = "checkpoints/step_000002/manifest.json"
 STUDY = "study.json"
 INTERRUPTED = '{"state": "interrupted", "step": 2, "num_steps": 4}'
@@ -183,7 +191,8 @@ class Pool:
 
     def _read_logs(self) -> None:
         run, left_out = self.victim, {}
-        for path, columns in ((run.metrics_file, CURVES_COLUMNS), (run.gradients_file, GRADIENT_COLUMNS)):
+        logs = [(run.signal_files[name], columns) for name, columns in SIGNAL_COLUMNS.items()]
+        for path, columns in ((run.metrics_file, CURVES_COLUMNS), *logs):
             read_curves([(run.run_id, path)], columns[1:], left_out)
         assert all(str(path) in line for path, line in left_out.items())
         list(read_logged_rows(run))

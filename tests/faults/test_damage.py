@@ -87,29 +87,31 @@ def test_the_same_command_goes_on_after_a_damaged_file_and_gives_what_it_would_h
 
 
 @pytest.mark.parametrize(
-    "hurt", ["a line", "its last lines are gone", "it is gone", "zeros", "no UTF-8", "nested", "gradients"]
+    "hurt",
+    ["a line", "its last lines are gone", "it is gone", "zeros", "no UTF-8", "nested", "gradients", "activations"],
 )
 def test_a_run_goes_on_from_its_last_checkpoint_before_the_damage_in_its_log(whole, capsys, hurt):
     run = whole.victim
-    expected = [path.read_bytes() for path in (run.metrics_file, run.gradients_file)]
+    paths = {"metrics": run.metrics_file, **run.signal_files}
+    expected = {name: path.read_bytes() for name, path in paths.items()}
     run.status_file.write_text(INTERRUPTED)
-    lines = expected[0].splitlines(keepends=True)
+    lines = expected["metrics"].splitlines(keepends=True)
     content = {
         "a line": b"".join([*lines[:3], lines[3][:20] + b"\n", lines[4]]),
         "its last lines are gone": b"".join(lines[:4]),
-        "zeros": bytes(len(expected[0])),
-        "no UTF-8": expected[0].replace(b"loss", b"l\xffss"),
+        "zeros": bytes(len(expected["metrics"])),
+        "no UTF-8": expected["metrics"].replace(b"loss", b"l\xffss"),
         "nested": b"".join([lines[0], b"[" * 100_000 + b"\n", *lines[2:]]),
     }
     if hurt == "it is gone":
         run.metrics_file.unlink()
-    elif hurt == "gradients":
-        run.gradients_file.write_bytes(expected[1][:-30] + b"\n")
+    elif hurt in run.signal_files:
+        paths[hurt].write_bytes(expected[hurt][:-30] + b"\n")
     else:
         run.metrics_file.write_bytes(content[hurt])
     list(run_trial(whole.trials[0]))
     assert run.finished, run.status()
-    assert [path.read_bytes() for path in (run.metrics_file, run.gradients_file)] == expected
+    assert {name: path.read_bytes() for name, path in paths.items()} == expected
     assert f"{run.run_id}: " in (said := capsys.readouterr().out) and "goes on from before" in said
 
 
@@ -215,6 +217,7 @@ def test_a_table_that_is_damaged_or_none_of_ours_is_left_out_of_the_tables_and_n
         ("metrics.jsonl", b"garbage{{", "Expecting value"),
         ("metrics.jsonl", b'{"step": 5, "loss": "x"}', "'x'"),
         ("gradients.jsonl", b"garbage{{", "Expecting value"),
+        ("activations.jsonl", b"garbage{{", "Expecting value"),
     ],
 )
 def test_a_finished_runs_rows_before_a_damaged_line_are_in_its_tables(whole, name, line, why):
@@ -224,7 +227,8 @@ def test_a_finished_runs_rows_before_a_damaged_line_are_in_its_tables(whole, nam
     path.write_bytes(content + line + b"\n" + content)
     found = collect(whole.study.path)
     pd.testing.assert_frame_equal(found.curves, before.curves)
-    pd.testing.assert_frame_equal(found.probes["gradients"], before.probes["gradients"])
+    for log in run.signal_files:
+        pd.testing.assert_frame_equal(found.probes[log], before.probes[log])
     [said], num = found.left_out, content.count(b"\n")
     assert said.startswith(f"{path}, line {num + 1}, is damaged: ") and why in said
     assert said.endswith(

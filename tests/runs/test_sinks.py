@@ -50,7 +50,7 @@ def write_run(directory, to, asked_first=True):
         log = RunLog(directory, resume_after=resume_after, sinks=sinks)
         for step in steps:
             log.write_metrics(row(step))
-            log.write_gradients([{"step": step, "block": "blocks.0.mixer", "grad_norm": 0.25 * step}])
+            log.write_signals("gradients", [{"step": step, "block": "blocks.0.mixer", "grad_norm": 0.25 * step}])
         log.close()
         if steps[-1] == 5:
             directory.set_status("spiked", step=5, reason="planted", result={"val_nll": 2.5})

@@ -106,7 +106,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_plugins", dict(registry._plugins))
         registry.add_plugin(*WEIGHTED["plugins"])
-        spec = lab.spec(batch=6, microbatch=2, log={"gradients": 4}, **WEIGHTED, **SGD)
+        spec = lab.spec(batch=6, microbatch=2, log={"gradients": 4, "activations": 4}, **WEIGHTED, **SGD)
         patch.setattr(
             Trainer, "judge", lambda self, wall_s: (stored.append(stored_bytes(self)), judge(self, wall_s))[1]
         )
@@ -127,7 +127,7 @@ def test_two_shards_are_as_close_to_float64_as_one_device(made):
 
 
 def test_their_logs_agree_to_rounding(made):
-    for name in ("metrics_file", "gradients_file"):
+    for name in ("metrics_file", "gradients_file", "activations_file"):
         pairs = list(
             zip(*(read_jsonl(getattr(directory, name)) for directory in (made.alone, made.sharded)), strict=True)
         )

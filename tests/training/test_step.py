@@ -34,11 +34,11 @@ def test_the_norm_is_that_of_the_parameters_difference_bit_for_bit(lab, optimize
 def test_the_blocks_ratios_are_of_the_parameters_before_the_step(lab):
     replica = lab.replica(lab.spec(log={"gradients": 2}, lr_peak=0.1))
     replica.train_step(1)
-    assert replica.gradient_rows == []
+    assert replica.signals == {}
     before = parameters(replica)
     replica.train_step(2)
     after = parameters(replica)
-    found = {row["block"]: row["update_ratio"] for row in replica.gradient_rows}
+    found = {row["block"]: row["update_ratio"] for row in replica.signals["gradients"]}
     assert set(found) == {block_of(name) for name in before}
     for block, ratio in found.items():
         own = [name for name in before if block_of(name) == block]

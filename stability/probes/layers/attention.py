@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.mechanisms import AbstractSoftmaxAttention
+from stability.models.precision import in_float32
 
 Seen = tuple[Tensor, Tensor | None]  # output of a layer's ``qkv``, and its mask
 
@@ -38,11 +39,11 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
     for layers evaluated more than once (`model.loops`, residual connections with several evaluations). {} without
     softmax attention.
     """
-    seen: dict[str, Seen] = {}
+    found: dict[str, AttentionStatistics] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}
-    with torch.no_grad(), _watch(layers, seen):
+    with torch.no_grad(), _watch(layers, found, _statistics):
         forward()
-    return {name: _statistics(layers[name], *kept) for name, kept in seen.items()}
+    return found
 
 
 def attention_logits(model: nn.Module, forward: Callable[[], Any]) -> dict[str, Tensor]:
@@ -63,8 +64,12 @@ def attention_logits(model: nn.Module, forward: Callable[[], Any]) -> dict[str, 
 
 
 @contextmanager
-def _watch(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
-    """Record each layer's projection output and mask in ``seen`` while open."""
+def _watch(
+    layers: dict[str, AbstractSoftmaxAttention],
+    seen: dict[str, Any],
+    describe: Callable[[AbstractSoftmaxAttention, Tensor, Tensor | None], Any] = lambda layer, *seen: seen,
+) -> Iterator[None]:
+    """Record each layer's projection output and mask, or their description, in ``seen`` while open."""
     masks: dict[str, Tensor | None] = {}
     handles = []
     for name, layer in layers.items():
@@ -73,7 +78,8 @@ def _watch(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -
             masks[name] = kwargs.get("mask_BN")
 
         def record(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
-            seen[name] = (output.detach(), masks.get(name))
+            with in_float32(output.device):  # a hook computes as the pass around it does
+                seen[name] = describe(layers[name], output.detach(), masks.get(name))
 
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(layer.qkv.register_forward_hook(record))

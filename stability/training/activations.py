@@ -1,0 +1,222 @@
+"""Statistics of one training step from within: activations, attention, logits and Adam's second moment.
+
+One forward pass without gradients on the step's first microbatch, with the step's own random draws, so that nothing of
+the run changes. Padding, invisible pairs and positions of weight 0 are in no number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from stability.config.run import RunSpec
+from stability.models.backbone import Backbone
+from stability.models.block import Block
+from stability.objectives import Examples
+from stability.probes.layers.attention import attention_statistics
+from stability.training.gradients import BlockStatistics, finite_or_none
+
+DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, of a sigmoid
+TINY = 10.0  # in ε: a root of the second moment below it hardly scales its entry's step
+STEP = "model"  # block of a step's own row
+# optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
+MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb")
+# a mixer's map whose output goes through a sigmoid, by the mixer's file
+GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate"}
+
+Found = dict[str, dict[str, float]]  # statistics by block and name
+
+
+class ActivationStatistics:
+    """Statistics per layer, per step and per block of parameters.
+
+    Layers evaluated more than once (`model.loops`, some residual schemes) count with their last evaluation.
+
+    Args:
+        spec: the run.
+        model: its uncompiled model, since hooks are not for compiled calls.
+        blocks: norms per block of parameters.
+    """
+
+    def __init__(self, spec: RunSpec, model: Backbone, blocks: BlockStatistics):
+        self._model, self._blocks, self._every = model, blocks, spec.log.activations
+        self._chunk = getattr(spec.objective.settings, "loss_chunk", None)
+        self._has_moments, self._clip_limit = spec.optimizer.name in MOMENTS, spec.clip_limit
+
+    def is_due(self, step: int) -> bool:
+        return self._every is not None and step % self._every == 0
+
+    @torch.no_grad()
+    def measure(self, examples: Examples) -> Found:
+        """Run the model on a microbatch, in its present mode; return the statistics of layers and logits."""
+        values: dict[str, dict[str, Tensor]] = {f"blocks.{index}": {} for index in range(len(self._model.blocks))}
+        outputs: dict[str, Tensor] = {}
+
+        def read(hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+            outputs.update(self._describe_logits(hidden_BND, weight_VD, bias_V, examples))
+            return hidden_BND
+
+        with ExitStack() as watched:
+            for row, block in zip(values.values(), self._model.blocks, strict=True):
+                for handle in _watch(cast(Block, block), row):
+                    watched.callback(handle.remove)
+            attention = attention_statistics(self._model, lambda: examples.logits(self._model, readout=read))
+        found = {
+            block: {name: value.item() for name, value in row.items()}
+            for block, row in {**values, STEP: outputs}.items()
+        }
+        for name, layer in attention.items():
+            row = found[".".join(name.split(".")[:2])]
+            row["attention_logit_max"] = max(row.get("attention_logit_max", -math.inf), layer.logit_max)
+            row["attention_entropy_min"] = min(row.get("attention_entropy_min", math.inf), layer.lowest_head_entropy)
+        return found
+
+    def _describe_logits(
+        self, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, examples: Examples
+    ) -> dict[str, Tensor]:
+        """Return root mean square and largest of the counted positions' logits, and their mean log Z if it has one."""
+        hidden_RD = hidden_BND.flatten(0, 1)[examples.counted()[1]]
+        squares, largest, log_z = [], [], []
+        for hidden_CD in hidden_RD.split(self._chunk or max(len(hidden_RD), 1)):
+            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+            squares.append(logits_CV.square().mean(-1))
+            largest.append(logits_CV.amax(-1))
+            log_z.append(logits_CV.logsumexp(-1))
+        found = {"logit_rms": torch.cat(squares).mean().sqrt()}
+        if len(hidden_RD):
+            found["logit_max"] = torch.cat(largest).amax()
+        # neither the scores of a noised sequence nor several vocabularies side by side have one Z
+        return found | ({"log_z": torch.cat(log_z).mean()} if _has_one_z(examples) else {})
+
+    @torch.no_grad()
+    def describe_moments(self, optimizer: Optimizer, local: Callable[[Sequence[Tensor]], list[Tensor]]) -> Found:
+        """Return ``rms_t`` and ``tiny_share`` of each block of parameters; {} for an optimizer not of `MOMENTS`.
+
+        ``rms_t`` is √mean(g²/max(v̂, ε²)) (Wortsman et al. 2023, arXiv:2304.13013), with g as the optimizer received it
+        and v̂ after the step. ``tiny_share`` is the share of entries with √v̂ < 10·ε.
+
+        Args:
+            optimizer: the optimizer, after its step.
+            local: returns this process's parts of tensors.
+        """
+        if not self._has_moments:
+            return {}
+        settings = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+        ratios, tiny, sizes = [], [], []
+        for parameter in self._model.parameters():
+            state = optimizer.state.get(parameter, {})
+            if parameter.grad is None or "exp_avg_sq" not in state:  # unused, or no step was taken
+                ratios.append(torch.zeros(0, device=parameter.device))
+                tiny.append(ratios[-1])
+                sizes.append(0)
+                continue
+            beta2, epsilon, steps = _settings_of(settings[parameter], state)
+            gradient, square = local([parameter.grad, state["exp_avg_sq"]])
+            root = (square / (1 - beta2**steps)).sqrt()
+            ratios.append(gradient / root.clamp(min=epsilon))
+            tiny.append((root < TINY * epsilon).to(root.dtype))
+            sizes.append(parameter.numel())
+        norms, counts = self._blocks.norms(ratios), self._blocks.norms(tiny)
+        numbers = {block: sum(sizes[index] for index in own) for block, own in self._blocks.indices.items()}
+        return {
+            block: {"rms_t": norms[block] / math.sqrt(number), "tiny_share": counts[block] ** 2 / number}
+            for block, number in numbers.items()
+            if number
+        }
+
+    def rows(self, step: int, grad_norm: float, found: Found) -> list[dict[str, Any]]:
+        """Return the log's rows, one per block with statistics; None for a number that is not finite.
+
+        ``clipped_share`` is the share of the gradient's norm that clipping removed, 0 for a step without clipping.
+
+        Args:
+            step: number of the step.
+            grad_norm: norm of the gradient before clipping.
+            found: results of `measure` and `describe_moments`.
+        """
+        is_clipped = grad_norm > self._clip_limit
+        found[STEP]["clipped_share"] = 1.0 - self._clip_limit / grad_norm if is_clipped else 0.0 * grad_norm
+        return [
+            {"step": step, "block": block} | {name: finite_or_none(value) for name, value in row.items()}
+            for block, row in found.items()
+            if row
+        ]
+
+
+def _settings_of(group: dict[str, Any], state: dict[str, Any]) -> tuple[float, float, float]:
+    """Return β₂, ε and the number of steps: named as in torch's optimizers, or as in this project's."""
+    if "betas" in group:
+        return group["betas"][1], group["eps"], float(state["step"])
+    return group["beta2"], group["epsilon"], group["step"]
+
+
+def _has_one_z(examples: Examples) -> bool:
+    return examples.sigma_B is None and examples.targets_BN.ndim == 2
+
+
+def _watch(block: Block, row: dict[str, Tensor]) -> Iterator[Any]:
+    """Register the hooks that fill a layer's row; yield their handles."""
+    masks: list[Tensor | None] = [None]
+
+    def enter(module: nn.Module, args: Any) -> None:
+        masks[0] = args[1]
+        row["stream_rms"] = _root_mean_square(args[0], args[1])
+
+    def watch_output(module: nn.Module, name: str, describe: Callable[[Tensor, Tensor | None], Tensor]) -> Any:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            row[name] = describe(getattr(output, "output", output), masks[0])
+
+        return module.register_forward_hook(record)
+
+    yield block.register_forward_pre_hook(enter)
+    yield watch_output(block.mixer, "mixer_rms", _root_mean_square)
+    yield watch_output(block.ffn, "ffn_rms", _root_mean_square)
+    ffn: Any = block.ffn
+    if getattr(ffn, "activated", None) is not None:
+        dead = _count_dead(ffn.activation)
+        yield watch_output(ffn.get_submodule(ffn.activated), "dead_share", dead)
+    gate = GATES.get(type(block.mixer).__module__.rsplit(".", 1)[-1])
+    if gate is not None:
+        yield watch_output(block.mixer.get_submodule(gate), "saturated_share", _saturated_share)
+
+
+def _pick_valid(x: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """Return the valid positions (P, …) of a tensor (B, N, …), in float32."""
+    return (x.flatten(0, 1) if mask_BN is None else x[mask_BN]).float()
+
+
+def _root_mean_square(x: Tensor, mask_BN: Tensor | None) -> Tensor:
+    return _pick_valid(x, mask_BN).square().mean().sqrt()
+
+
+def _saturated_share(x_BNG: Tensor, mask_BN: Tensor | None) -> Tensor:
+    gates_PG = _pick_valid(x_BNG, mask_BN).sigmoid()
+    return (gates_PG * (1 - gates_PG) < SATURATED).float().mean()
+
+
+def _count_dead(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return a function of an activation's inputs (B, N, H): the share of units dead at every valid position.
+
+    Dead: a derivative below `DEAD` in magnitude; exactly 0 for an activation that is flat below 0 (relu, its square).
+    """
+    probe = torch.tensor(-1.0)
+    limit = 0.0 if float(activation(probe)) == float(_derivative(activation, probe)) == 0 else DEAD
+
+    def share(x_BNH: Tensor, mask_BN: Tensor | None) -> Tensor:
+        slopes_PH = _derivative(activation, _pick_valid(x_BNH, mask_BN)).abs()
+        return (slopes_PH.amax(0) <= limit).float().mean()
+
+    return share
+
+
+def _derivative(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(activation(leaf).sum(), leaf)[0]
