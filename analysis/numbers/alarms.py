@@ -5,7 +5,8 @@ last rows by `MADS` scaled median absolute deviations, is not finite, or passes 
 of consecutive ones counts. A run breaks at its onset (`early.breaks`): where the smoothed loss exceeded its minimum by
 a spike's height.
 
-- Warned: share of broken runs with an alarm within `HORIZON` steps before the onset.
+- Warned: share of broken runs with an alarm within `HORIZON` steps before the onset. Runs with fewer than
+  `FEWEST_ROWS` rows before it are left out.
 - Lead: steps from the first of these alarms to the onset.
 - False alarms: per 1,000 steps of runs that did not break.
 - By chance: share of broken runs that false alarms of that number would warn of, 1 − exp(−number · `HORIZON` / 1,000).
@@ -19,15 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.special import betaincinv
 
 from analysis.numbers.early import breaks
-from analysis.numbers.ranking import Draws, Estimate
+from analysis.numbers.ranking import TAILS, Draws, Estimate
 from analysis.study.load import FINISHED, Frame, Study
 
 MADS = 3.0
 MAD_OF_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 ROWS, FEWEST_ROWS = 50, 10  # a signal's own last rows, and the fewest that have a median
-HORIZON = 100  # steps before the onset
+HORIZON = 50  # steps before the onset
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ class Warned:
 
     Attributes:
         signal: the signal.
-        broken: broken runs with rows of it.
-        warned: share of them with an alarm in time.
+        broken: broken runs with enough rows of it.
+        warned: share of them with an alarm in time; Clopper and Pearson's interval, with units as trials.
         lead: median steps from the first alarm in time to the onset.
         beyond_loss: median lead less the loss's, over runs of which both warned.
         false: alarms per 1,000 steps of runs that did not break.
@@ -147,7 +149,7 @@ def find_warnings(study: Study, signal: Signal) -> Frame:
         steps = own["step"].to_numpy(dtype=float)
         at = steps[find_alarms(own["value"].to_numpy(), signal.signed_limit)]
         broke, onset = bool(known.loc[run, "broke"]), float(known.loc[run, "onset"])
-        if broke and math.isnan(onset):
+        if broke and not (steps < onset).sum() > FEWEST_ROWS:
             continue
         in_time = at[(at < onset) & (at >= onset - HORIZON)] if broke else at[:0]
         found.append({
@@ -184,7 +186,7 @@ def _judge(signal: Signal, frame: Frame, loss: Frame | None) -> Warned:
     return Warned(
         signal,
         len(broken),
-        _mean((~np.isnan(lead)).astype(float), draws),
+        _share((~np.isnan(lead)).astype(float), draws.codes),
         _median(lead, draws),
         _median(lead - others, draws),
         false,
@@ -193,11 +195,15 @@ def _judge(signal: Signal, frame: Frame, loss: Frame | None) -> Warned:
     )
 
 
-def _mean(values: np.ndarray, draws: Draws) -> Estimate:
+def _share(values: np.ndarray, codes: np.ndarray) -> Estimate:
+    """Return the mean over all runs, and Clopper and Pearson's 95 % interval of the mean over units, each a trial."""
     if not len(values):
         return Estimate(math.nan, math.nan, math.nan, np.empty(0))
-    weights = draws.counts()[:, draws.codes]
-    return Estimate.of(float(values.mean()), weights @ values / weights.sum(axis=1))
+    of_units = np.bincount(codes, weights=values) / np.bincount(codes)
+    number, hits = len(of_units), float(of_units.sum())
+    low = float(betaincinv(hits, number - hits + 1, TAILS[0])) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, number - hits, TAILS[1])) if hits < number else 1.0
+    return Estimate(float(values.mean()), low, high, np.empty(0))
 
 
 def _median(values: np.ndarray, draws: Draws) -> Estimate:

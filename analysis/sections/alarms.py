@@ -58,7 +58,7 @@ def sentences(study: Study) -> list[str]:
     if not broken:
         return ["No run broke: nothing to warn of."]
     runs = f"{plural(broken, 'run')} broke, {max(each.runs for each in found)} did not."
-    telling = [each for each in found if each.warned.has_interval and each.warned.low > each.chance]
+    telling = [each for each in found if each.warned.low > each.chance]
     if not telling:
         few = (
             "" if any(each.warned.has_interval for each in found) else " Fewer than three groups of runs: no interval."
@@ -92,12 +92,13 @@ def table(study: Study) -> Table | None:
         for each in judged(study)
     ]
     caption = (
-        f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} rows "
-        f"(at least {FEWEST_ROWS}), not finite, or beyond a named limit: {_limits(judged(study))}. Warned: share of "
-        f"broken runs with an alarm within {HORIZON} steps before the onset; by chance: the share of which false alarms "
-        "of that number would warn. Lead: median steps from the first such alarm to the onset. Before the loss: the same "
-        "less the training loss's, over runs of which both warned. False alarms: per 1,000 steps of runs that did not "
-        "break. Below: 95 % intervals over groups of runs with one mechanism, settings and seed."
+        f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} "
+        f"rows (at least {FEWEST_ROWS}), not finite, or beyond a named limit: {_limits(judged(study))}. Warned: share "
+        f"of broken runs with an alarm within {HORIZON} steps before the onset; by chance: the share of which false "
+        "alarms of that number would warn. Lead: median steps from the first such alarm to the onset. Before the loss: "
+        "the same less the training loss's, over runs of which both warned. False alarms: per 1,000 steps of runs that "
+        "did not break. Below: 95 % intervals over groups of runs with one mechanism, settings and seed; for shares "
+        "Clopper and Pearson's, with groups as trials."
     )
     header = ("signal", "broken runs", "warned", "by chance", "lead", "before the loss", "false alarms")
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
@@ -149,7 +150,7 @@ def _draw_run(ax: Axes, rows: Frame, onset: float, signal: Signal, color: Any) -
     near = (x >= -HORIZON) & (x <= HORIZON / 5) & np.isfinite(y)
     ax.plot(x[near], y[near], color=color, linewidth=0.9)
     mark(ax, x[near & alarm], y[near & alarm], "o", color, 3, linestyle="")
-    if (y[near] > 0).all() and near.any():
+    if (y[near & (x < 0)] > 0).all():
         ax.set_yscale("log")
 
 

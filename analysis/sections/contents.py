@@ -3,6 +3,7 @@
 from analysis.sections import (
     ablation_figure,
     accuracy,
+    alarms,
     alpha,
     components,
     connectivity_figures,
@@ -47,6 +48,7 @@ SECTIONS: tuple[Section, ...] = (
     alpha.SECTION,
     curvature.SECTION,
     prediction.SECTION,
+    alarms.SECTION,
     coordinates.SECTION,
     connectivity_figures.SECTION,
     layer_figures.FILTERS,

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
-from analysis.numbers.alarms import SIGNALS, find_alarms, find_warnings, judge_signals
+from analysis.numbers.alarms import SIGNALS, find_alarms, find_warnings, judge_signals, list_rows
+from analysis.report import summary
+from analysis.sections import alarms as section
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -95,20 +98,74 @@ def test_leads_run_from_the_first_alarm_in_time_to_the_onset(tmp_path):
 
 
 def test_signals_are_judged_by_warned_runs_leads_and_false_alarms(tmp_path):
-    study = write_runs(tmp_path, [30, 10, None], false=2)
+    study = write_runs(tmp_path, [30, 10, None], false=5)
     by_name = {each.signal.name: each for each in judge_signals([study])}
     assert set(by_name) == {"training loss", "gradient norm"}  # the update norm was not logged
     norm, loss = by_name["gradient norm"], by_name["training loss"]
     assert (norm.broken, norm.runs) == (3, 3)
     assert loss.warned.value == 1.0 and loss.lead.value == 2.0 and loss.false.value == 0.0
-    # the planted false alarms, at steps 41 and 61, lie within 100 steps of the onset only from step 53 on
-    assert norm.warned.value == 1.0 and norm.lead.value == BREAK + 3 - 61
+    # the planted false alarms, at steps 41, 61, 81, 101 and 121, lie within 50 steps of the onset only from 103 on
+    assert norm.warned.value == 1.0 and norm.lead.value == BREAK + 3 - 121
     assert norm.beyond_loss.value == norm.lead.value - loss.lead.value
-    assert norm.false.value == pytest.approx(1000 * 2 / 200)
-    assert norm.chance == pytest.approx(1 - math.exp(-10 * 100 / 1000))
+    assert norm.false.value == pytest.approx(1000 * 5 / 200)
+    assert (norm.warned.low, norm.warned.high) == pytest.approx(binomtest(3, 3).proportion_ci(method="exact"))
+    assert norm.chance == pytest.approx(1 - math.exp(-25 * 50 / 1000))
+
+
+def test_a_share_has_the_exact_interval_of_as_many_trials_as_units(tmp_path):
+    warned = next(each for each in judge_signals([write_runs(tmp_path, [30, 10, None])]) if each.signal == NORM).warned
+    assert warned.value == pytest.approx(2 / 3)
+    assert (warned.low, warned.high) == pytest.approx(binomtest(2, 3).proportion_ci(method="exact"))
+
+
+def test_a_run_that_breaks_before_it_has_a_median_is_left_out(tmp_path):
+    study = write_runs(tmp_path, [30, 10, None])
+    few = study.curves.assign(grad_norm=study.curves["grad_norm"].where(study.curves["step"] % 20 == 0))
+    found = find_warnings(replace(study, curves=few), NORM)
+    assert found["broke"].sum() == 0 and len(found) == 3  # seven rows before the onset
 
 
 def test_a_run_of_several_studies_counts_once(tmp_path):
     study = write_runs(tmp_path, [30, 10, None])
     (one, *_), (two, *_) = judge_signals([study]), judge_signals([study, study])
     assert (one.broken, one.runs) == (two.broken, two.runs) == (3, 3)
+
+
+def with_signals(study):
+    """The norms as the largest attention logits of two layers, of which the second is the larger."""
+    logs = study.curves.rename(columns={"grad_norm": "attention_logit_max"})[["run_id", "step", "attention_logit_max"]]
+    small = logs.assign(attention_logit_max=0.1 * logs["attention_logit_max"])
+    layers = pd.concat([small.assign(block="blocks.0"), logs.assign(block="blocks.1")])
+    return replace(study, signals={"activations": layers})
+
+
+def test_the_layer_nearest_to_an_alarm_counts(tmp_path):
+    study = with_signals(write_runs(tmp_path, [30, 10, None]))
+    signal = next(each for each in SIGNALS if each.column == "attention_logit_max")
+    pd.testing.assert_series_equal(find_warnings(study, signal)["lead"], find_warnings(study, NORM)["lead"])
+    assert set(list_rows(study, signal)["value"]) == set(study.curves["grad_norm"])
+    low = replace(signal, sign=-1, limit=-3.0)
+    assert set(list_rows(study, low)["value"]) == set(-0.1 * study.curves["grad_norm"])
+
+
+def test_a_report_says_which_signal_warns(tmp_path):
+    study = write_runs(tmp_path, [30, 10, 20])
+    assert not section.applies(study)
+    logged = with_signals(study)
+    assert section.applies(logged)
+    (said,) = section.sentences(logged)
+    assert said.startswith(
+        "3 runs broke, 3 did not. More often than by chance warn: training loss (100 %, by chance 0 %)"
+    )
+    assert said.endswith("The earliest is gradient norm, 22 steps before the onset (95 %: 12 to 32).")
+    printed = summary(logged)
+    assert "Which signal warns" in printed and "largest attention logit 50" in printed and said[:20] in printed
+    assert section.figures(logged)["alarms"].figure.axes[0].get_xlabel() == "steps from the onset"
+
+
+def test_a_report_without_breaks_says_so(tmp_path):
+    study = with_signals(write_runs(tmp_path, [30, 10, 20]))
+    calm_runs = study.runs.assign(status="stable", reason="")
+    flat = study.curves.assign(loss=1.0)
+    sound = replace(study, runs=calm_runs, curves=flat)
+    assert section.sentences(sound) == ["No run broke: nothing to warn of."] and section.figures(sound) == {}
