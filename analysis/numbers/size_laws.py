@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,8 +101,10 @@ def _least_squares(
     return coefficients, scatter**2 * inverse, scatter, degrees
 
 
-def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> bool:
-    """Return whether a single varying size needs a quadratic term (95 %); False below four sizes.
+def find_extra_terms(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float]) -> list[tuple[int, ...]]:
+    """Return the terms that a law needs beyond its slopes (95 %): (place, place) a square, (place, other) a product.
+
+    A term is tried alone, where the sizes determine it and leave a degree of freedom.
 
     Args:
         sizes: one per value.
@@ -109,9 +112,27 @@ def bends(sizes: Sequence[Size], values: Sequence[float], errors: Sequence[float
         errors: their standard errors, as weights.
     """
     law = fit_law(sizes, values, errors, 0.0)
-    if law is None or len(law.axes) > 1 or len(sizes) < 4:
-        return False
-    x = np.array([_row(size, law.origin, law.axes)[1] for size in sizes])
-    rows = np.stack([np.ones_like(x), x, x**2], axis=1)
-    coefficients, covariance, _, degrees = _least_squares(rows, np.asarray(values, dtype=float), errors)
-    return abs(float(coefficients[2])) > t_975(degrees) * math.sqrt(float(covariance[2, 2]))
+    if law is None:
+        return []
+    rows, y, found = _rows_of(law, sizes), np.asarray(values, dtype=float), []
+    for first, second in itertools.combinations_with_replacement(range(len(law.axes)), 2):
+        extended = np.column_stack([rows, rows[:, first + 1] * rows[:, second + 1]])
+        if np.linalg.matrix_rank(extended) < extended.shape[1] or len(y) <= extended.shape[1]:
+            continue
+        coefficients, covariance, _, degrees = _least_squares(extended, y, errors)
+        if abs(float(coefficients[-1])) > t_975(degrees) * math.sqrt(float(covariance[-1, -1])):
+            found.append((law.axes[first], law.axes[second]))
+    return found
+
+
+def determines_product(sizes: Sequence[Size]) -> bool:
+    """Return whether sizes that vary on two axes tell how the effects of both depend on each other."""
+    law = fit_law(sizes, [0.0] * len(sizes), [1.0] * len(sizes), 0.0)
+    if law is None or len(law.axes) != 2:
+        return True
+    rows = _rows_of(law, sizes)
+    return bool(np.linalg.matrix_rank(np.column_stack([rows, rows[:, 1] * rows[:, 2]])) > rows.shape[1])
+
+
+def _rows_of(law: Law, sizes: Sequence[Size]) -> np.ndarray:
+    return np.array([_row(size, law.origin, law.axes) for size in sizes])

@@ -25,7 +25,7 @@ from analysis.numbers.best_rates import Best, find_best, find_regret
 from analysis.numbers.comparison import Bests, compare_lowest
 from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
 from analysis.numbers.significance import LEVEL, holm
-from analysis.numbers.size_laws import AXES, Law, Size, bends, fit_law
+from analysis.numbers.size_laws import AXES, Law, Size, determines_product, find_extra_terms, fit_law
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import Window, outcomes, windows
 from analysis.study.load import Frame, Study
@@ -233,19 +233,7 @@ class Group:
             if not any(curve.best.open for curve in self.curves) and self.axes:
                 yield "sizes that grow together cannot be told apart"
             return
-        trial = self.law_trial
-        if trial is not None and math.isfinite(trial.half) and not trial.is_inside:
-            yield (
-                f"from the smaller sizes the law misses the largest one’s best rate by {trial.error:+.2f} decades "
-                f"(80 % interval ±{trial.half:.2f})"
-            )
-        if trial is not None and math.isinf(trial.share):
-            yield "the law of the smaller sizes leads to diverged runs at the largest"
-        elif trial is not None and trial.share > LARGEST_REGRET:
-            yield (
-                f"the law of the smaller sizes costs {100 * trial.share:.1f} % of the NLL at the largest, more than "
-                f"{100 * LARGEST_REGRET:.0f} %"
-            )
+        yield from self._doubt_trials()
         for place in self.axes:
             low, high = min(each[place] for each in self.sizes), max(each[place] for each in self.sizes)
             if size[place] > high * high / low or size[place] < low * low / high:
@@ -253,10 +241,51 @@ class Group:
                     f"{AXES[place]} {_number(size[place])} is further from {_number(high)} than the sweep spans "
                     f"({_number(low)} to {_number(high)})"
                 )
-        if half > WIDEST_DECADES:
+        if WIDEST_DECADES < half < math.inf:  # without an interval there are too few sizes: said above
             yield f"the interval is ±{half:.2f} decades, wider than ±{WIDEST_DECADES}"
-        if bends(self.sizes, [each.best.log_lr for each in self.curves], [each.best.error for each in self.curves]):
-            yield "the best rates bend away from a straight line"
+        best = [each.best for each in self.curves]
+        for one, other in find_extra_terms(self.sizes, [each.log_lr for each in best], [each.error for each in best]):
+            if one == other:
+                yield f"the best rates bend away from a straight line of {AXES[one]}"
+            else:
+                yield f"the effects of {AXES[one]} and {AXES[other]} depend on each other"
+
+    def _doubt_trials(self) -> Iterable[str]:
+        """Yield where the law of the smaller sizes missed a known one or was costly there."""
+        trial = self.law_trial
+        tried = [(self.curves[-1], trial)] if trial else []
+        for curve, trial in [*tried, *self.axis_trials]:
+            place = f"at {self.describe(curve.size)}"
+            if math.isfinite(trial.half) and not trial.is_inside:
+                yield (
+                    f"from the smaller sizes the law misses the best rate {place} by {trial.error:+.2f} decades (80 % "
+                    f"interval ±{trial.half:.2f})"
+                )
+            if math.isinf(trial.share):
+                yield f"the law of the smaller sizes leads to diverged runs {place}"
+            elif trial.share > LARGEST_REGRET:
+                yield (
+                    f"the law of the smaller sizes costs {100 * trial.share:.1f} % of the NLL {place}, more than "
+                    f"{100 * LARGEST_REGRET:.0f} %"
+                )
+
+    @cached_property
+    def axis_trials(self) -> tuple[tuple[Curve, Trial], ...]:
+        """With two axes, for each the law without its largest value, tried at the largest size that has it."""
+        found = []
+        for axis in self.axes if len(self.axes) > 1 else ():
+            top = max(size[axis] for size in self.sizes)
+            smaller = [curve for curve in self.curves if curve.size[axis] < top]
+            held_out = [curve for curve in self.curves if curve.size[axis] == top][-1]
+            law = fit_law_of(smaller)
+            if law is not None and axis in law.axes:
+                found.append((held_out, _try(held_out, LAW, *law.predict(held_out.size))))
+        return tuple(found)
+
+    @property
+    def varies_apart(self) -> bool:
+        """Whether two sizes vary, and no runs tell how the effects of both depend on each other."""
+        return not determines_product(self.sizes)
 
     def describe(self, size: Size) -> str:
         """Return a size's varying values, e.g. ``"width 64"``."""
@@ -402,13 +431,18 @@ def _places(study: Study) -> Iterator[tuple[str, str, Size, str]]:
 def _is_base(study: Study, parametrization: str, size: Size) -> bool:
     """Return whether a size is the base of a parametrization, where its run is the standard one."""
     settings = next(each for each in study.spec["parametrization"] if each.get("name") == parametrization)
+    bases = _base_sizes(study, settings)
+    return all(size[AXES.index(axis)] == bases[key] for axis, key in BASES.items() if key in bases)
+
+
+def _base_sizes(study: Study, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parametrization's base sizes: as given, else the smallest of the sweep."""
     varied = {_key(axis): min(axis["values"]) for axis in study.spec.get("vary") or () if _key(axis) in AXES}
-    bases = {
-        axis: settings[key] or varied.get(axis, study.spec["model"][axis])
+    return {
+        key: settings[key] or varied.get(axis, study.spec["model"][axis])
         for axis, key in BASES.items()
         if key in settings
     }
-    return all(size[AXES.index(axis)] == base for axis, base in bases.items())
 
 
 def _make_curve(study: Study, series: str, size: Size, numbers: Numbers) -> Curve:
@@ -447,7 +481,7 @@ def require_same_recipe(studies: Sequence[Study]) -> None:
     first, *others = studies
     for other in others:
         here, there = _recipe(first), _recipe(other)
-        if odd := [key for key in here if here[key] != there[key]]:
+        if odd := [key for key in here if key in there and here[key] != there[key]]:
             raise ValueError(
                 f"{first.name} and {other.name} differ in {join_words(odd)}; sizes of one law share everything but "
                 f"{join_words(AXES)}"
@@ -455,10 +489,16 @@ def require_same_recipe(studies: Sequence[Study]) -> None:
 
 
 def _recipe(study: Study) -> dict[str, Any]:
+    """Return what the studies of one law share, by name; parts that only one of them has need no partner."""
     spec = study.spec
     schedule, model = dict(spec.get("schedule") or {}), dict(spec.get("model") or {})
     warmup = schedule.pop("warmup_steps", 0) / spec["steps"]
+    own = {f"mechanism.{each['name']}": each for each in spec.get("mechanism") or () if isinstance(each, Mapping)}
+    for each in spec.get("parametrization") or ():
+        own[f"parametrization.{each.get('name', STANDARD)}"] = {**each, **_base_sizes(study, each)}
     return {
+        **own,
+        "heads": model.get("head_width") or f"{model.get('heads')} heads",
         **{key: spec.get(key) for key in PARTS},
         "data": sorted(set(study.runs["data_fingerprint"])),
         "schedule": (schedule, round(warmup, 3)),

@@ -27,12 +27,13 @@ from analysis.numbers.transfer import (
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.sections.transfer_figures import CAPTION, draw
 from analysis.study import wording
-from analysis.study.load import Study
+from analysis.study.load import FINISHED, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural, power
 
 TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
+VERDICTS = {"cannot tell": "with these sizes not told apart from 0 at 95 %"}  # of laws, in sentences
 
 
 @once_per_study
@@ -51,21 +52,16 @@ def title(study: Study) -> str:
 
 
 def _say_briefly(group: Group) -> str:
-    law = group.law
-    if law is None:
-        return f"{group.name}: cannot tell"
-    said = []
-    for place, axis in enumerate(law.axes):
-        value, _ = law.slope(place)
-        moves = f"{abs(value):.2f} decades {'lower' if value < 0 else 'higher'} with each doubling of {AXES[axis]}"
-        flat = f"about {power(10 ** float(law.coefficients[0]))} at every {_singular(AXES[axis])}"
-        slope = f"{_slope_text(law, place)} a doubling of {AXES[axis]}"
-        said.append({"transfers": flat, "drifts": moves}.get(law.judge(place), slope))
-    return f"{group.name}: {join_words(said)}"
+    target = double(group)
+    found = group.predict(target)
+    if found.reasons:
+        return f"{group.name}: cannot predict"
+    low, high = map(power, found.interval)
+    return f"{group.name}: {power(10**found.log_lr)} ({low} to {high}) at {_place(target)}"
 
 
-def _singular(axis: str) -> str:
-    return {"layers": "depth", "steps": "number of steps"}.get(axis, axis)
+def _place(target: Mapping[str, float]) -> str:
+    return join_words(f"{axis} {value:,.0f}" for axis, value in target.items())
 
 
 def sentences(study: Study) -> list[str]:
@@ -107,13 +103,22 @@ def describe(studies: Sequence[Study], target: Mapping[str, float]) -> str:
     if not groups:
         names = join_words(study.name for study in studies)
         raise ValueError(f"{names}: no size varies; sweep several, e.g. model.width=[64,128,256]")
-    parts = [best_table(studies[0], groups).text()]
+    parts = [best_table(studies[0], groups).text(), *filter(None, map(_count_missing, studies))]
     for group in groups:
         said = (describe_law(group), describe_trials(group), describe_prediction(group, target))
         parts.append("\n".join(textwrap.fill(each, 110) for each in said if each))
     if compared := describe_comparisons(groups):
         parts.append(textwrap.fill(compared, 110))
     return "\n\n".join(parts)
+
+
+def _count_missing(study: Study) -> str:
+    """Say how many runs of a study have no result yet; "" if all have one."""
+    ended = int(study.runs["status"].isin((*FINISHED, "diverged")).sum())
+    planned = max(len(study.study.get("run_ids", ())), len(study.runs))
+    if ended == planned:
+        return ""
+    return f"{study.name}: {ended} of {plural(planned, 'run')} have ended; the numbers may still change."
 
 
 def double(group: Group) -> dict[str, float]:
@@ -129,7 +134,8 @@ def describe_law(group: Group) -> str:
         open_at = [curve for curve in group.curves if curve.best.open]
         why = f"at {group.describe(open_at[0].size)} {open_at[0].best.open}" if open_at else "its sizes do not tell"
         return f"{group.name}: no law; {why}."
-    parts = [f"{_slope_text(law, place)} a doubling of {AXES[axis]} ({law.judge(place)})"
+    verdicts = [VERDICTS.get(word := law.judge(place), word) for place in range(len(law.axes))]
+    parts = [f"{_slope_text(law, place)} a doubling of {AXES[axis]} ({verdicts[place]})"
              for place, axis in enumerate(law.axes)]  # fmt: skip
     return f"{group.name}: the best rate moves by {join_words(parts)}."
 
@@ -162,26 +168,33 @@ def _trial_text(trial: Trial) -> str:
 
 def _loss_text(trial: Trial) -> str:
     if math.isnan(trial.regret):
-        return "outside the swept rates"
+        return "its cost is unknown: no runs at such rates"
     return "beside diverged runs" if math.isinf(trial.regret) else f"costs {100 * trial.share:.1f} % of the NLL"
 
 
 def describe_prediction(group: Group, target: Mapping[str, float]) -> str:
     """Return the rate to take at a size, or why it cannot be predicted."""
     found = group.predict(target)
-    place = ", ".join(f"{axis} {value:,.0f}" for axis, value in target.items())
+    place = _place(target)
     if found.reasons:
         last = group.curves[-1]
         rest = "" if last.best.open else f" The best rate at {group.describe(last.size)} is {power(last.best.lr)}."
         return f"{group.name} at {place}: cannot predict: {'; '.join(found.reasons)}.{rest}"
-    return f"{group.name} at {place}: {_prediction_text(found)}."
+    apart = ""
+    if group.varies_apart:
+        names = join_words(AXES[axis] for axis in group.axes)
+        apart = f" No runs vary {names} together: their effects are taken to add up."
+    return f"{group.name} at {place}: {_prediction_text(group, found)}.{apart}"
 
 
-def _prediction_text(found: Prediction) -> str:
+def _prediction_text(group: Group, found: Prediction) -> str:
     low, high = map(power, found.interval)
     parts = [f"take {power(10**found.log_lr)} (80 %: {low} to {high})"]
     if not math.isnan(found.edge):
         parts.append(f"up to about {power(10**found.edge)} costs < 5 %")
+    elif open_at := [curve for curve in group.curves if math.isnan(curve.edge)]:
+        places = join_words(group.describe(curve.size) for curve in open_at)
+        parts.append(f"the upper edge is unknown, since at {places} no swept rate is too large")
     if not math.isnan(found.ratio):
         parts.append(f"α_max/α about {found.ratio:.2g}")
     return "; ".join(parts)
@@ -266,7 +279,10 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         caption,
         tuple(header[place] for place in kept),
         tuple(tuple(row[place] for place in kept) for row in rows),
-        brief="Lowest point of a parabola through each seed's lowest NLLs, mean over seeds.",
+        brief=(
+            "Best LR: lowest point of a parabola through each seed's lowest NLLs, mean over seeds. S: nats above the "
+            "lowest NLL, mean over the rates that all sizes share. 0.30 decades are a factor of 2."
+        ),
     )
 
 

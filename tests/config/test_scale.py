@@ -56,6 +56,14 @@ def test_precisions_stand_within_each_size():
         (["model.width=[32,64]", "vary.model.width=[32,64]"], "both list its values"),
         (["model.width=[32,64]", "model.layers=[1,2]", "batch=[8,16]"], "at most 2 fields may vary"),
         (["model.width=[32,64]", "ablate.sa.mask_diagonal=[false,true]"], "varies beside ablate; choose one"),
+        (
+            ["model.width=[32,64]", "parametrization=[standard,mup]"],
+            "needs heads of one width: add model.head_width=16",
+        ),
+        (
+            ["steps=[100,200]", "parametrization=[mup]", "parametrization.mup.base_width=32", "lr.scaled=true"],
+            "lr=scaled gives each optimizer rates of its own size",
+        ),
         (["model.width=[32,40]", "model.head_width=16"], "model.head_width=16 must divide model.width=40"),
         (["steps=[100,0]"], "steps=0"),
         (["vary.model.speed=[1,2]"], "speed"),
@@ -84,6 +92,13 @@ def test_a_run_says_its_sizes_as_the_sweep_labels_them():
 
 
 def test_a_size_that_is_no_number_is_refused_with_a_parametrization_too():
-    words = ["mechanism=[sa]", "lr=1e-3", "parametrization=[mup]", "model.width=[32,abc]", "hessian=false"]
+    words = [
+        "mechanism=[sa]",
+        "lr=1e-3",
+        "parametrization=[mup]",
+        "model.width=[32,abc]",
+        "model.head_width=16",
+        "hessian=false",
+    ]
     with pytest.raises(ValueError, match="model.width='abc': input should be a valid integer"):
         read_spec("sweep", words).kinds()

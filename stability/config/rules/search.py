@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stability.config.ablation import value_text
 from stability.config.base import AXES
-from stability.config.scale import check_fields, require_base
+from stability.config.scale import STANDARD, check_fields, require_base
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
 from stability.registry import Registry, near_misses
 
@@ -53,6 +53,17 @@ def sizes_vary_alone(sweep: SweepSpec) -> None:
     fields = [axis.field for axis in sweep.vary]
     check_fields(fields)
     require_base(sweep.parametrization, fields)
+    named = next((each.name for each in sweep.parametrization if each.name != STANDARD), None)
+    if named is not None and "model.width" in fields and sweep.model.head_width is None:
+        raise ValueError(
+            f"parametrization={named} with several widths needs heads of one width: add model.head_width=16, in place "
+            "of model.heads"
+        )
+    if named is not None and sweep.lr.scaled:
+        raise ValueError(
+            f"lr=scaled gives each optimizer rates of its own size, and parametrization={named} compares rates across "
+            "sizes; give the rates themselves, e.g. lr=range"
+        )
     if sweep.vary and (sweep.search is not None or sweep.ablate):
         other = "ablate" if sweep.search is None else f"search={sweep.search.name}"
         raise ValueError(f"{sweep.vary[0].field}={value_text(sweep.vary[0].values)} varies beside {other}; choose one")
