@@ -86,7 +86,7 @@ def _find_refusal(sweep: Any, asked: Kernels, in_loss: bool) -> str | None:
         asked.check(use_of(sweep))
         if in_loss:
             for optimizer in sweep.optimizer:
-                require_trained_through([asked], optimizer, compiled=sweep.compile)
+                require_trained_through([asked], optimizer, compiled=sweep.compile, log_curvature=sweep.log.curvature)
             if sweep.hessian:
                 require_alpha_max([asked], sweep.curvature, "hessian=true measures", "")
     except ValueError as error:

@@ -239,3 +239,11 @@ class LogSpec(Settings):
             "none"
         ),
     )
+    curvature: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=1,
+        description=(
+            "steps between measurements of α_max along the step and of Adam's preconditioned sharpness, on the step's "
+            "own batch (edge.jsonl); null: none"
+        ),
+    )

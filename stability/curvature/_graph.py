@@ -127,15 +127,16 @@ def plain_gradient(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
 
 
-def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors) -> dict[str, Tensor | None]:
+def product_along(
+    gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors, *, keep: bool = False
+) -> dict[str, Tensor | None]:
     """Return H u as the gradient of ⟨∇L, u⟩ (reverse over reverse).
-
-    Frees the graph.
 
     Args:
         gradients: ∂L/∂leaf with its graph by name; None for an unused leaf.
         leaves: θ by name.
         direction: u by name.
+        keep: whether to keep the graph for further products.
 
     Returns:
         H u by name; None if nothing depends on the leaf, so H u is zero.
@@ -144,7 +145,8 @@ def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, directio
     if not used:
         return dict.fromkeys(leaves)
     outputs, seeds = zip(*used, strict=True)
-    return dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), seeds, allow_unused=True), strict=True))
+    found = torch.autograd.grad(outputs, list(leaves.values()), seeds, allow_unused=True, retain_graph=keep)
+    return dict(zip(leaves, found, strict=True))
 
 
 def check_used(gradients: dict[str, Tensor | None]) -> None:

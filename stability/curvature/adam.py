@@ -83,6 +83,29 @@ def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, T
     return found
 
 
+def scale_by_adam(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], rate: float) -> tuple[Tensors, float]:
+    """Return P^{-1/2} by name, and the threshold at a rate.
+
+    Args:
+        optimizer: Adam or AdamW. A group with s times the rate counts with P/s.
+        params: the optimizer's tensors by name.
+        rate: the base learning rate.
+
+    Returns:
+        The factors, and the threshold; NaN if groups differ in β₁.
+
+    Raises:
+        ValueError: as in `adam_preconditioner`.
+    """
+    rates = {id(tensor): float(group["lr"]) for group in optimizer.param_groups for tensor in group["params"]}
+    factors = {
+        name: tensor.rsqrt() * math.sqrt(rates[id(params[name])] / rate)
+        for name, tensor in adam_preconditioner(optimizer, params).items()
+    }
+    first, *others = {float(group["betas"][0]) for group in optimizer.param_groups}
+    return factors, math.nan if others else adam_threshold(rate, first)
+
+
 @accept_any_tree
 def preconditioned_sharpness(
     loss_fn: Callable[..., Any],
@@ -121,15 +144,9 @@ def preconditioned_sharpness(
     """
     tensors = params if held is None else held
     rate = float(optimizer.param_groups[0]["lr"]) if lr is None else lr
-    rates = {id(tensor): float(group["lr"]) for group in optimizer.param_groups for tensor in group["params"]}
-    factors = {
-        name: tensor.rsqrt() * math.sqrt(rates[id(tensors[name])] / rate)
-        for name, tensor in adam_preconditioner(optimizer, tensors).items()
-    }
+    factors, threshold = scale_by_adam(optimizer, tensors, rate)
     checked = check_params(params)
     found = compute_largest(hessian_operator(loss_fn, checked, batches, factors), checked, tolerance, iterations, seed)
-    first, *others = {float(group["betas"][0]) for group in optimizer.param_groups}
-    threshold = math.nan if others else adam_threshold(rate, first)
     return PreconditionedSharpness(
         found.value, found.residual, threshold, found.value / threshold, found.products, found.converged
     )

@@ -157,7 +157,9 @@ _ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def compute_largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
+def compute_largest(
+    operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int, start: Tensor | None = None
+) -> Eigenvalue:
     """Compute the largest Ritz value of an operator over ``params``.
 
     Args:
@@ -166,8 +168,9 @@ def compute_largest(operator: Operator, params: Tensors, tolerance: float, itera
         tolerance: as in `top_eigenvalue`.
         iterations: as in `top_eigenvalue`.
         seed: seed of the start vector.
+        start: the start vector (n,) instead, e.g. the eigenvector at nearby parameters.
     """
-    return _compute_outermost(operator, params, 1, torch.neg, tolerance, iterations, seed)[0]
+    return _compute_outermost(operator, params, 1, torch.neg, tolerance, iterations, seed, start)[0]
 
 
 def _compute_outermost(
@@ -178,6 +181,7 @@ def _compute_outermost(
     tolerance: float,
     iterations: int,
     seed: int,
+    start: Tensor | None = None,
 ) -> list[Eigenvalue]:
     """Compute the first k Ritz pairs in ``order``, a sort key."""
     if not 1 <= k <= iterations:
@@ -187,7 +191,7 @@ def _compute_outermost(
         first = order(space.values).argsort()[:k]
         return (space.residuals[first] <= tolerance * space.values[first].abs()).tolist()
 
-    start = operator.probe(torch.Generator().manual_seed(seed), "normal")
+    start = operator.probe(torch.Generator().manual_seed(seed), "normal") if start is None else start
     space = _take_last(krylov(operator, start, iterations), until=lambda found: sum(find_converged(found)) == k)
     return [
         Eigenvalue(

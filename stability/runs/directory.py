@@ -153,13 +153,14 @@ class RunDirectory:
         self.curvature_timing_file = self.path / "curvature_timing.jsonl"
         self.gradients_file = self.path / "gradients.jsonl"
         self.activations_file = self.path / "activations.jsonl"
+        self.edge_file = self.path / "edge.jsonl"
         self.status_file = self.path / "status.json"
         self.traceback_file = self.path / "traceback.txt"
 
     @property
     def signal_files(self) -> dict[str, Path]:
         """Logs with rows at some steps only (`LogSpec`), by name, in the order of writing."""
-        return {"gradients": self.gradients_file, "activations": self.activations_file}
+        return {"gradients": self.gradients_file, "activations": self.activations_file, "edge": self.edge_file}
 
     @classmethod
     def at(cls, path: str | Path) -> RunDirectory:

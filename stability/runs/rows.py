@@ -16,12 +16,12 @@ def drop_nulls(row: dict[str, Any]) -> dict[str, Any]:
 def merge_blocks(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return one step's block rows as one row.
 
-    Example: ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``.
+    Example: ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``. A row without a block is the edge's: ``slope/edge``.
     """
     found: dict[str, Any] = {}
     for row in rows:
         values = {name: value for name, value in row.items() if name not in ("step", "block")}
-        found |= {"step": row["step"]} | {f"{name}/{row.get('block')}": value for name, value in values.items()}
+        found |= {"step": row["step"]} | {f"{name}/{row.get('block', 'edge')}": value for name, value in values.items()}
     return found
 
 

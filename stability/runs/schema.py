@@ -65,8 +65,13 @@ ACTIVATION_COLUMNS = [
     "run_id", "step", "block", "stream_rms", "mixer_rms", "ffn_rms", "attention_logit_max", "attention_entropy_min",
     "dead_share", "saturated_share", "logit_rms", "logit_max", "log_z", "clipped_share", "rms_t", "tiny_share",
 ]  # fmt: skip
+# One row per step of a run with `log.curvature=…`.
+EDGE_COLUMNS = [
+    "run_id", "step", "slope", "curvature", "alpha_max", "alpha", "adam_sharpness", "adam_residual", "adam_threshold",
+    "adam_ratio", "products",
+]  # fmt: skip
 # Logs of `RunDirectory.signal_files` by name.
-SIGNAL_COLUMNS = {"gradients": GRADIENT_COLUMNS, "activations": ACTIVATION_COLUMNS}
+SIGNAL_COLUMNS = {"gradients": GRADIENT_COLUMNS, "activations": ACTIVATION_COLUMNS, "edge": EDGE_COLUMNS}
 
 CHECKPOINT_STEP = "checkpoint_step"  # step of the measured checkpoint
 PROTOCOL = "protocol"  # the measurement's settings as JSON, with the run's own values instead of nulls

@@ -184,6 +184,7 @@ class Trainer(Replica, loop.Training):
         model, optimizer = self.gather()
         state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
         state |= {"scores": self.scores} if self.scores else {}
+        state |= {} if self.edge.start is None else {"edge": self.edge.start}
         if isinstance(self.optimizer, Averaging):
             return self.copy_averaged(), state | {MOVING: dict(model.state_dict())}
         return model, state
@@ -192,7 +193,7 @@ class Trainer(Replica, loop.Training):
         self.put(parameters=parameters, state=state["optimizer"])
         self.watch.resume(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
-        self.scores = state.get("scores", {})
+        self.scores, self.edge.start = state.get("scores", {}), state.get("edge")
         # A checkpoint may be older than guards, or belong to the run named by init; guards are not inherited.
         if "guard" in state and self.checkpoints.newest:
             self.guard.resume(state["guard"])

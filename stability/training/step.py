@@ -25,6 +25,7 @@ from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
 from stability.training.devices.one import OneDevice
 from stability.training.draws import dropping, generator_for, in_mode, training_examples
+from stability.training.edge import Edge
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
@@ -58,6 +59,7 @@ class Replica:
         self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
         self.statistics = BlockStatistics(self.model, spec.log.gradients, self.devices.norm)
         self.activations = ActivationStatistics(spec, self.model, self.statistics)
+        self.edge = Edge(spec.log.curvature)
         self.signals: dict[str, list[dict[str, Any]]] = {}  # of the last step, by log
         self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
@@ -138,6 +140,8 @@ class Replica:
         own = [] if probing else self.devices.local(self.parameters)
         moved = [] if probing else self._copy_to_buffer(own)
         weights = self.statistics.norms(moved) if is_due else {}
+        before = self._copy_named() if self.edge.is_due(step) and lr > 0 else None
+        edge: dict[str, Any] | None = None
         if self.fault(row) is None:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
                 self.optimizer.take_hessian(self._hessian_diagonal(examples, step))
@@ -146,6 +150,8 @@ class Replica:
                 seen |= self.activations.describe_moments(self.optimizer, self.devices.local)
             if probing and (probe := probing.probed()) is not None:
                 row["update_norm"] = probe.step_norm()
+            if before is not None:
+                edge = self._measure_edge(examples, before, lr)
         if not probing:
             torch._foreach_sub_(moved, own)  # θ − θ⁺, in place: its norms equal those of θ⁺ − θ bit for bit
             row["update_norm"] = self.devices.norm(moved).item()
@@ -153,6 +159,8 @@ class Replica:
             self.signals["gradients"] = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         if seen is not None:
             self.signals["activations"] = self.activations.rows(step, row["grad_norm"], seen)
+        if edge is not None:
+            self.signals["edge"] = [{"step": step, **edge}]
         return row
 
     def checks_finite(self, step: int) -> bool:
@@ -184,6 +192,22 @@ class Replica:
         own = self.spec.batch // self.devices.describe().get("shards", 1)
         list(self.devices.spread(measure, examples.split(min(self.spec.microbatch or own, own))[:1]))
         return found
+
+    def _copy_named(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    def _measure_edge(self, examples: Examples, before: dict[str, Tensor], lr: float) -> dict[str, Any]:
+        """Return the columns of edge.jsonl of the step just taken.
+
+        The loss is that of `stability.hessian`: without dropout, in float32, by the uncompiled model.
+        """
+
+        def loss(params: Mapping[str, Tensor], microbatch: Examples) -> tuple[Tensor, Tensor]:
+            return self.objective.training_loss(self.model, microbatch, params)[:2]
+
+        batches = examples.split(self.spec.microbatch or self.spec.batch)
+        with in_mode(self.model, training=False):
+            return self.edge.measure(loss, before, batches, self.optimizer, dict(self.model.named_parameters()), lr)
 
     def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
         """Estimate the Hessian's diagonal of the batch's mean loss, seeded by (seed, step).

@@ -75,6 +75,7 @@ OTHERS: dict[str, Any] = {
     "verdict.noise_margin": 0.0,
     "checkpoint.every_steps": 3,
     "log.activations": 2,
+    "log.curvature": 2,
     "checkpoint.keep_best": 2,
     "guards.on_nonfinite": "skip_step",
     "guards.retries": 3,

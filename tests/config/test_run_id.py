@@ -94,7 +94,7 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
             for changed in ({"post_clip_norm": 0.5}, {"check_every": 2}, {"on_nonfinite": "skip_step", "retries": 3})
         ),
         *(id_of(guards={"on_nonfinite": "restore_last_good", "retries": number}) for number in (1, 2)),
-        *(id_of(log=changed) for changed in ({"gradients": 10}, {"activations": 10})),
+        *(id_of(log=changed) for changed in ({"gradients": 10}, {"activations": 10}, {"curvature": 10})),
         *(id_of(model={**BASE["model"], **changed}) for changed in MODELS),
         id_of(mechanism={"name": "sa", "temperature": "learned"}),
         id_of(mechanism="attentionx"),

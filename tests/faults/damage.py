@@ -54,13 +54,14 @@ WORDS = [
         "name=mine",
         "log.gradients=2",
         "log.activations=2",
+        "log.curvature=2",
         "hessian=true",
     ),
     *("evaluation.every_steps=2", "evaluation.sequences=2", "curvature.batch=2", "curvature.microbatch=2"),
     *("curvature.warmup_batches=1", "curvature.warmup_steps=1", "curvature.recorded_steps=2"),
     *("curvature.state=[paper]", "curvature.parity_steps=0"),
 ]
-LOGS = ("metrics.jsonl", "gradients.jsonl", "activations.jsonl", "timing.jsonl", "curvature_timing.jsonl")
+LOGS = ("metrics.jsonl", "gradients.jsonl", "activations.jsonl", "edge.jsonl", "timing.jsonl", "curvature_timing.jsonl")
 MANIFEST = "checkpoints/step_000002/manifest.json"
 STUDY = "study.json"
 INTERRUPTED = '{"state": "interrupted", "step": 2, "num_steps": 4}'

@@ -88,7 +88,17 @@ def test_the_same_command_goes_on_after_a_damaged_file_and_gives_what_it_would_h
 
 @pytest.mark.parametrize(
     "hurt",
-    ["a line", "its last lines are gone", "it is gone", "zeros", "no UTF-8", "nested", "gradients", "activations"],
+    [
+        "a line",
+        "its last lines are gone",
+        "it is gone",
+        "zeros",
+        "no UTF-8",
+        "nested",
+        "gradients",
+        "activations",
+        "edge",
+    ],
 )
 def test_a_run_goes_on_from_its_last_checkpoint_before_the_damage_in_its_log(whole, capsys, hurt):
     run = whole.victim

@@ -216,6 +216,7 @@ def test_units_that_no_position_reaches_are_dead(lab, ffn, activation):
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.constant_(layer.bias, 1e-5 if activation == "relu2" else 0.5)
     layer.bias.data[:3] = -50.0
+    layer.weight.data[3] = torch.linspace(-40, 40, layer.in_features)  # flat at some positions only: not dead
     found = replica.activations.measure(training_examples_of(replica))
     assert found["blocks.1"]["dead_share"] == pytest.approx(3 / layer.out_features)
     assert found["blocks.0"]["dead_share"] == 0

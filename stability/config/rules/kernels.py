@@ -23,7 +23,9 @@ def kernels_compute_the_run(run: RunSpec) -> None:
     parts = computed_parts(run)
     for asked in kernels_of(parts):
         asked.check(use_of(run))
-    require_trained_through(kernels_of_loss(parts), run.optimizer, compiled=run.compile)
+    require_trained_through(
+        kernels_of_loss(parts), run.optimizer, compiled=run.compile, log_curvature=run.log.curvature
+    )
 
 
 def kernels_are_measured_through(sweep: SweepSpec) -> None:
@@ -33,21 +35,27 @@ def kernels_are_measured_through(sweep: SweepSpec) -> None:
         require_alpha_max(asked, sweep.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
 
 
-def require_trained_through(kernels: Iterable[Kernels], optimizer: Part, *, compiled: bool) -> None:
+def require_trained_through(
+    kernels: Iterable[Kernels], optimizer: Part, *, compiled: bool, log_curvature: int | None = None
+) -> None:
     """Refuse kernels of a loss that training cannot differentiate.
 
     Args:
         kernels: kernels of the loss.
         optimizer: optimizer, possibly one with Hessian-vector products.
         compiled: whether torch.compile compiles the training step.
+        log_curvature: interval of measurements with Hessian-vector products; None: none.
 
     Raises:
-        ValueError: the optimizer needs second derivatives a kernel lacks, or the step is compiled; one line.
+        ValueError: optimizer or log needs second derivatives a kernel lacks, or the step is compiled; one line.
     """
     listed = tuple(kernels)
     if Registry("optimizers").load(optimizer.name).takes_hessian:
         remedy = "use another optimizer, or impl=reference"
         require_second_derivatives(listed, f"optimizer={optimizer.name}", remedy)
+    if log_curvature is not None:
+        remedy = "use log.curvature=null, or impl=reference"
+        require_second_derivatives(listed, f"log.curvature={log_curvature}", remedy)
     if compiled and listed:
         raise ValueError(
             f"compile=true takes torch's own operations, and {listed[0].setting} has kernels; use compile=false, or "

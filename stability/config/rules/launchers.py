@@ -17,6 +17,14 @@ def shards_are_not_compiled(sweep: SweepSpec) -> None:
         raise ValueError("compile=true does not go together with shard_parameters=true; leave one of the two out")
 
 
+def shards_are_not_differentiated_twice(sweep: SweepSpec) -> None:
+    if sweep.shard_parameters and sweep.log.curvature is not None:
+        raise ValueError(
+            f"log.curvature={sweep.log.curvature} takes Hessian-vector products of whole parameters, and "
+            "shard_parameters=true splits them; leave one of the two out"
+        )
+
+
 def graphs_are_of_one_device(sweep: SweepSpec) -> None:
     if sweep.cuda_graphs and sweep.devices_per_trial > 1:
         raise ValueError(
@@ -96,6 +104,7 @@ def devices_have_work(sweep: SweepSpec) -> None:
 
 OF_SWEEP = (
     shards_are_not_compiled,
+    shards_are_not_differentiated_twice,
     graphs_are_of_one_device,
     settings_are_of_the_launcher,
     shards_are_equal,

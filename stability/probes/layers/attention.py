@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stability.mechanisms import AbstractSoftmaxAttention
 from stability.models.precision import in_float32
 
+CELLS = 1 << 20  # logits in memory at once, unless one sequence has more
 Seen = tuple[Tensor, Tensor | None]  # output of a layer's ``qkv``, and its mask
 
 
@@ -35,7 +36,7 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
 
     Unbounded attention logits precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy collapse
     accompanies divergence (Zhai et al. 2023, arXiv:2303.06296). Logits are recomputed from the projection's output in
-    float32 or wider, one sequence at a time: B·H·N² multiply-adds, H·N² numbers in memory. Only the last pass counts
+    float32 or wider, for B·H·N² multiply-adds; H·N² or `CELLS` numbers are in memory at once. Only the last pass counts
     for layers evaluated more than once (`model.loops`, residual connections with several evaluations). {} without
     softmax attention.
     """
@@ -91,7 +92,7 @@ def _watch(
 
 
 def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tensor | None) -> AttentionStatistics:
-    """Compute one layer's statistics from its projection's output, (B, N, …), sequence by sequence."""
+    """Compute one layer's statistics from its projection's output, (B, N, …), a few sequences at a time."""
     q_BHNK, k_BHNK, _ = layer.split(qkv_BND if qkv_BND.dtype == torch.float64 else qkv_BND.float())
     largest, entropies, rows = -math.inf, *torch.zeros(2, layer.heads, dtype=torch.float64)
     visible = layer.visible(qkv_BND.shape[1], qkv_BND.device)
@@ -99,20 +100,18 @@ def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tenso
     kinds = (
         [(slice(None), visible)] if visible.ndim == 2 else [(slice(h, h + 1), visible[h]) for h in range(layer.heads)]
     )
-    for number, (q_HNK, k_HNK) in enumerate(zip(q_BHNK, k_BHNK, strict=True)):
-        valid_N = (
-            torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device)
-            if mask_BN is None
-            else mask_BN[number]
-        )
+    valid_BN = q_BHNK.new_ones(qkv_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
+    parts = max(1, CELLS // (layer.heads * visible.shape[-1] ** 2))
+    for q_CHNK, k_CHNK, valid_CN in zip(q_BHNK.split(parts), k_BHNK.split(parts), valid_BN.split(parts), strict=True):
         for heads, in_band_NN in kinds:
-            visible_NN = in_band_NN & valid_N
-            logits_HNN = layer.logits(q_HNK[heads], k_HNK[heads]).masked_fill(~visible_NN, -math.inf)
-            logits_HMN = logits_HNN[:, valid_N & visible_NN.any(-1)]
-            if logits_HMN.numel():
-                largest = max(largest, float(logits_HMN.max()))
-                entropies[heads] += torch.special.entr(logits_HMN.softmax(-1)).sum((-1, -2)).double().cpu()
-                rows[heads] += logits_HMN.shape[1]
+            visible_CNN = in_band_NN & valid_CN[:, None]
+            logits_CHNN = layer.logits(q_CHNK[:, heads], k_CHNK[:, heads])
+            logits_CNHN = logits_CHNN.masked_fill(~visible_CNN[:, None], -math.inf).transpose(1, 2)
+            logits_RHN = logits_CNHN[valid_CN & visible_CNN.any(-1)]
+            if logits_RHN.numel():
+                largest = max(largest, float(logits_RHN.max()))
+                entropies[heads] += torch.special.entr(logits_RHN.softmax(-1)).sum(-1).double().sum(0).cpu()
+                rows[heads] += len(logits_RHN)
     if not rows.any():
         return AttentionStatistics(math.nan, math.nan, math.nan)
     by_head = (entropies / rows)[rows > 0]
