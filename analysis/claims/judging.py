@@ -142,8 +142,8 @@ def claims_table(study: Study) -> Table | None:
     )
     caption = (
         f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
-        "suboptimal loss: runs). Below the effect: interval of the paired difference. A claimed difference "
-        "must exclude 0, a claimed equality lie within the margin. "
+        "suboptimal loss: curves, a mechanism with a seed). Below the effect: interval of the paired difference that "
+        "decides. A claimed difference must exclude 0, a claimed equality lie within the margin. "
         f"{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
