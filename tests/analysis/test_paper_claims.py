@@ -2,15 +2,18 @@
 for it."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from analysis.claims.judging import claims_table, judge
-from analysis.numbers.comparison import compare_bests
+from analysis.numbers.common_windows import equal_share
+from analysis.numbers.comparison import compare_bests, compare_windows
 from analysis.numbers.spread import seeds_needed, share_interval
 from analysis.numbers.step_comparison import compare_medians
+from analysis.numbers.windows import windows
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_claims import FINE
@@ -49,6 +52,54 @@ def test_sc_is_compared_with_sw_too_and_every_claim_carries_its_numbers(tmp_path
     assert claim.effect == "sc 1.98, sw 0.80 decades"
     narrow = judged(study_of(tmp_path / "b", lrs=FINE, nll=vee(SLOPES | {"sc": 0.8})))["window sw"]
     assert narrow.verdict == "contradicted"
+
+
+FINEST = tuple(float(f"{10 ** (place / 10):.9g}") for place in range(-50, 11))  # ten a decade, 1e-5 to 10
+
+
+# Of 3.2 nats sa learned 1.2 and sc 0.7. 5 % of 2.0, 0.1 nats, is a twelfth of what sa learned; of sc, 0.0583 nats. 5 % of
+# sc's own 2.5 would be 0.125. A window is twice the nats over the slope wide.
+@pytest.mark.parametrize(
+    ("sc", "sa", "own", "equal", "verdict", "said"),
+    [
+        (0.05, 0.15, 5.0, 2.33, "holds", "wider"),
+        (0.08, 0.10, 3.12, 1.46, "undecided", "narrower"),
+        (0.10, 0.19, 2.50, 1.17, "unresolved", "not resolved by this grid"),
+        (0.60, 0.10, 0.42, 0.19, "contradicted", "narrower"),
+    ],
+)
+def test_a_window_is_wider_only_if_it_is_at_an_equal_share_of_what_was_learned_too(
+    tmp_path, sc, sa, own, equal, verdict, said
+):
+    nll = vee({"sc": sc, "sa": sa}, bests={"sc": (2.5,) * 3}, seeds=(0.0, 0.0001, 0.0002))
+    study = study_of(tmp_path, mechanisms=("sa", "sc"), lrs=FINEST, nll=nll)
+    claim = judged(study)["window"]
+    theirs = 0.2 / sa
+    assert claim.verdict == verdict
+    found = re.search(
+        r"At an equal share of what was learned \(8 %, as 5 % of its NLL is for sa\): sc ([\d.]+), sa ([\d.]+) decades, ([a-z ]+)\.",
+        claim.text,
+    )
+    assert float(claim.effect.split()[1].rstrip(",")) == pytest.approx(own, abs=0.02)
+    assert [float(found[1]), float(found[2])] == pytest.approx([equal, theirs], abs=0.02) and found[3] == said
+    assert claim.interval.startswith("at an equal share 95 %: ") == (verdict in ("undecided", "unresolved"))
+
+
+def test_the_p_value_of_a_window_is_the_larger_of_both_rules(tmp_path):
+    nll = vee({"sc": 0.05, "sa": 0.15}, bests={"sc": (2.5, 2.48, 2.52)}, seeds=(0.0, 0.002, 0.004))
+    study = study_of(tmp_path, mechanisms=("sa", "sc"), lrs=FINEST, nll=nll)
+    found = windows(study)
+    rules = (
+        compare_windows(found["sc"], found["sa"]),
+        compare_windows(equal_share(study, "sc", "sa").found, found["sa"]),
+    )
+    assert judged(study)["window"].p == max(rule.p for rule in rules) > min(rule.p for rule in rules)
+
+
+def test_without_token_frequencies_there_is_no_share_and_generated_samples_have_none(tmp_path):
+    study = study_of(tmp_path, lrs=FINE, mechanisms=("sa", "sc"))
+    assert equal_share(replace(study, runs=study.runs.assign(unigram_nll=math.nan)), "sc", "sa") is None
+    assert "equal share" not in judged(scored(study_of(tmp_path / "b", lrs=FINE), SLOPES))["window generative"].text
 
 
 def scored(study, slopes, oracle="hf:x"):
