@@ -44,6 +44,7 @@ class Claim:
         about: compared quantity and series, for a comparison with the reference.
         more_runs: further runs of `lr=edge` that would resolve it.
         level: two-sided level for the seeds needed.
+        is_primary: whether it was declared before the runs, and so is not corrected.
     """
 
     subject: str
@@ -64,6 +65,7 @@ class Claim:
     about: tuple[str, str] = ("", "")
     more_runs: int | None = None
     level: float = LEVEL
+    is_primary: bool = False
 
 
 def verdict_words(claim: Claim) -> str:
@@ -115,15 +117,26 @@ def verdict_of(result: Comparison, holds_if: int = 1) -> Verdict:
     return "holds" if result.direction == holds_if else "contradicted"
 
 
-def correct(claims: Sequence[Claim]) -> list[Claim]:
+def correct(claims: Sequence[Claim], primary: tuple[str, ...] = ()) -> list[Claim]:
     """Return claims with Holm's correction over all comparisons that rest on Student's t.
 
     A decided claim whose corrected p-value exceeds `LEVEL` becomes undecided. Seeds needed are then estimated at the
-    level of a single comparison among all.
+    level of a single comparison among all. ``primary``: the comparison declared before the runs, which is not
+    corrected; () for none.
     """
-    tests = {claim.test: claim.p for claim in claims if claim.test and math.isfinite(claim.p)}
+    claims = [_mark_primary(claim) if primary and claim.test == primary else claim for claim in claims]
+    tests = {claim.test: claim.p for claim in _corrected(claims)}
     p_of = dict(zip(tests, holm(list(tests.values())), strict=True))
     return [_correct_one(claim, p_of[claim.test], len(tests)) if claim.test in p_of else claim for claim in claims]
+
+
+def _corrected(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.test and math.isfinite(claim.p) and not claim.is_primary]
+
+
+def _mark_primary(claim: Claim) -> Claim:
+    note = f"The primary claim, declared with the sweep: not corrected. {claim.note}".strip()
+    return word_claim(replace(claim, is_primary=True, note=note))
 
 
 def _correct_one(claim: Claim, p: float, number: int) -> Claim:
@@ -139,11 +152,12 @@ def _correct_one(claim: Claim, p: float, number: int) -> Claim:
 
 def correction_note(claims: Sequence[Claim]) -> str:
     """Name the correction and the number of comparisons, with a space at the end; "" for fewer than two."""
-    number = len({claim.test for claim in claims if claim.test and math.isfinite(claim.p)})
+    number = len({claim.test for claim in _corrected(claims)})
     if number < 2:
         return ""
+    besides = " besides the primary claim" if any(claim.is_primary for claim in claims) else ""
     return (
-        f"Verdicts stand after Holm's correction over the {number} comparisons of this report; intervals are "
+        f"Verdicts stand after Holm's correction over the {number} comparisons of this report{besides}; intervals are "
         f"uncorrected. Seeds needed: to decide at a level of 5 % / {number}. "
     )
 

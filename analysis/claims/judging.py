@@ -8,7 +8,7 @@ and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `
 - One seed: no claim. Two seeds: "indicated", if both agree. Three or more: "supported", if the Student-t 95 % interval
   of the paired differences excludes 0. For equality the whole interval must lie within the margin. Otherwise the claim
   is undecided, and the number of seeds needed is given if the spread allows an estimate.
-- Many claims: Holm's correction over all comparisons by Student's t (`claim.correct`).
+- Many claims: Holm's correction over all comparisons by Student's t but the declared primary one (`claim.correct`).
 - A difference of windows that the grid's brackets allow to vanish is not resolved (`comparison`).
 - An open window is a lower bound; `compare` treats the undecided cases. Diverged runs count (`step_shares`).
 """
@@ -32,7 +32,7 @@ from analysis.claims.claim import (
     verdict_words,
 )
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
-from analysis.claims.reference import reference_claims
+from analysis.claims.reference import primary_test, reference_claims
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, window_claims
 from analysis.drawing.typeset import Cell, Table
@@ -66,7 +66,12 @@ def judge(study: Study) -> tuple[Claim, ...]:
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
     papers += recall.claims(study)
-    claims = correct([*reference_claims(study), *papers])
+    compared = reference_claims(study)
+    primary = primary_test(study, compared)
+    claims = correct([*compared, *papers], primary)
+    if (asked := study.spec.get("primary")) and not primary:
+        text = f"The declared primary claim, {asked}, fits none of the comparisons, or several: all are corrected."
+        remarks.append(Claim("primary", "not judged", text))
     return (*claims, *remarks, *_coverage(study), _scale(study, papers))
 
 
@@ -142,8 +147,8 @@ def claims_table(study: Study) -> Table | None:
     )
     caption = (
         f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
-        "suboptimal loss: runs). Below the effect: interval of the paired difference. A claimed difference "
-        "must exclude 0, a claimed equality lie within the margin. "
+        "suboptimal loss: curves, a mechanism with a seed). Below the effect: interval of the paired difference that "
+        "decides. A claimed difference must exclude 0, a claimed equality lie within the margin. "
         f"{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")

@@ -43,10 +43,13 @@ def _curve(rows: Frame, mechanism: str, column: str) -> Window | None:
     return window(one["lr"], one[column]) if len(one) else None
 
 
+def _name(modality: str) -> str:
+    return "DNA" if modality == "dna" else modality
+
+
 def _grids(nll: Frame) -> Iterator[tuple[str, Frame]]:
     for (modality, size, component), rows in nll.groupby(["modality", "size", "component"], sort=False):
-        name = "DNA" if modality == "dna" else modality
-        yield f"{name} {size}" + (f" {component}" if component else ""), rows
+        yield f"{_name(modality)} {size}" + (f" {component}" if component else ""), rows
 
 
 def _windows(nll: Frame) -> Iterator[Claim]:
@@ -105,7 +108,7 @@ def _largest(alpha: Frame, column: str, statement: str) -> Claim:
     table = alpha.assign(value=alpha[column].fillna(0.0)).pivot_table(index=CELL, columns="mechanism", values="value")
     ahead = table["sc"] >= table.max(axis=1)
     others = [
-        f"{modality} {size} at {lr_text(float(lr))} ({table.loc[(number, modality, size, lr)].idxmax()})"
+        f"{_name(modality)} {size} at {lr_text(float(lr))} ({table.loc[(number, modality, size, lr)].idxmax()})"
         for number, modality, size, lr in table.index[~ahead]
     ]
     text = f"sc has it in {int(ahead.sum())} of {plural(len(table), 'cell')}"

@@ -29,6 +29,13 @@ from analysis.words import join_words, lr_text, plural
 BEYOND = "NLL beyond"
 OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
 RATIO, COST = "α_max / α", "time of a step"
+DECLARED = {  # a sweep's word for the quantity of its primary claim
+    "window": OWN,
+    "common_window": COMMON,
+    "best": f"{BEST} NLL",
+    "accuracy": f"{BEST} accuracy",
+    "stable_steps": STABLE,
+}
 
 
 @once_per_study
@@ -49,6 +56,23 @@ def reference_claims(study: Study) -> list[Claim]:
             found = _claims_on(study, series, plain, numbers)
             claims += [replace(each, about=(quantity, series)) for quantity, each in found]
     return claims
+
+
+def primary_test(study: Study, claims: Iterable[Claim]) -> tuple[str, ...]:
+    """Return the comparison that the sweep declared as its primary one; () if none, or if several fit.
+
+    Args:
+        study: its spec has ``primary``, e.g. "sc.window".
+        claims: `reference_claims`.
+    """
+    part, _, quantity = str(study.spec.get("primary") or "").rpartition(".")
+    found = set()
+    for claim in claims:
+        about, series = claim.about
+        if claim.test and about == DECLARED.get(quantity):
+            runs = study.of(series).iloc[0]
+            found |= {claim.test} if part in (runs["mechanism"], runs["residual"], runs["optimizer"]) else set()
+    return found.pop() if len(found) == 1 else ()
 
 
 def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers]) -> Iterator[tuple[str, Claim]]:

@@ -103,18 +103,19 @@ def _largest(
     """
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({join_words(map(lr_text, lrs))})"
-    closest, nearest = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
+    ahead = [(name, each) for name, each in found if each.result.direction < 0]
+    open_ = [(name, each) for name, each in found if each.result.direction == 0]
+    # the interval that decides: one ahead is enough against the claim, one open is enough to leave it undecided
+    closest, nearest = min(ahead or open_ or found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
     numbers = _numbers(found)
     of_n = "" if nearest.result.n == n else f" of {plural(nearest.result.n, 'seed')}"
-    ahead = [name for name, each in found if each.result.direction < 0]
-    open_ = [(name, each) for name, each in found if each.result.direction == 0]
     p_values = [each.result.p for _, each in found]
     p_value = min(1.0, len(found) * min(p_values)) if ahead else max(p_values)  # one ahead is enough against it
     verdict: Verdict = "no claim" if n < 2 else "contradicted" if ahead else "undecided" if open_ else "holds"
     finding = f"{LEADER} has the largest {what} {rates}, {where}: {numbers}"
     if ahead:
         larger = f"{'has' if len(ahead) == 1 else 'have'} a larger {what} than {LEADER}"
-        finding = f"{join_words(ahead)} {larger} {rates}, {where}: {numbers}"
+        finding = f"{join_words(name for name, _ in ahead)} {larger} {rates}, {where}: {numbers}"
     elif open_:
         finding = f"{what} {rates}, {where}: {numbers}; {LEADER} not apart from {join_words(name for name, _ in open_)}"
     return word_claim(
@@ -190,17 +191,18 @@ def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
-    """Judge one state by its runs as independent draws.
+    """Judge one state by curves (mechanism × seed), whose runs depend on each other.
 
-    A diverged run has no terminal α_max and is not counted.
+    A curve counts as below if most of its runs do, and curves are independent draws. A diverged run has no terminal
+    α_max and is not counted.
     """
     subject, how = f"suboptimal runs {state}", STATE_WORDS.get(state, f"in state {state}")
     statement = f"a run of suboptimal loss has a median α_max below its LR ({state_text(state)})"
     runs = _runs(study, state, sides)
     measured = runs[(runs["outcome"] == MEASURED) & runs["median"].notna()]
-    bad, good = measured[measured["suboptimal"]], measured[~measured["suboptimal"]]
+    bad, good = measured[measured["suboptimal"]], measured[measured["is_near"]]
     diverged = int((runs["status"] == "diverged").sum())
-    rule = f"NLL more than {100 * TOLERANCE:.0f} % above the mechanism's best, or plateaued" + (
+    rule = f"above the best rate, NLL more than {100 * TOLERANCE:.0f} % over the mechanism's best, or plateaued" + (
         f"; {plural(diverged, 'run')} diverged and left none" if diverged else ""
     )
     if bad.empty:
@@ -210,7 +212,9 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         )
         return Claim(subject, "not judged", text, statement, paper=CONSENSUS)
     below, n = int(bad["below"].sum()), len(bad)
-    low, high = share_interval(below, n)
+    most = bad.groupby(["series", "seed"])["below"].mean() > 0.5
+    low, high = share_interval(int(most.sum()), len(most))
+    curves = f"most of them in {int(most.sum())} of {plural(len(most), 'curve')}"
     verdict: Verdict = "holds" if low > 0.5 else "contradicted" if high < 0.5 else "undecided"
     by_mechanism = [
         f"{side.name} {int(part['below'].sum())} of {len(part)}"
@@ -218,7 +222,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         if len(part := bad[bad["series"] == side.series])
     ]
     others = f"; of runs within {100 * TOLERANCE:.0f} %: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
-    numbers = f"{join_words(by_mechanism)}; exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
+    numbers = f"{join_words(by_mechanism)}; {curves}, exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
     count = (
         f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "
         "below the learning rate"
@@ -228,18 +232,22 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         "contradicted": "unlike what the paper finds typical",
         "undecided": "which leaves open what is typical",
     }[verdict]
-    effect, interval = f"{below} of {n} runs below", f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %"
+    effect = f"{below} of {n} runs below, {curves}"
+    interval = f"{100 * low:.0f} to {100 * high:.0f} % of curves, exact 95 %"
     text = f"{sentence(how)}, {count}, {stance} ({numbers})."
-    return Claim(subject, verdict, text, statement, n, effect, interval, CONSENSUS)
+    return Claim(subject, verdict, text, statement, len(most), effect, interval, CONSENSUS)
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
-    """Return `count_stable_steps` at terminal checkpoints, with ``suboptimal`` and ``below``.
+    """Return `count_stable_steps` at terminal checkpoints, with ``suboptimal``, ``is_near`` and ``below``.
 
-    ``below``: median α_max below the learning rate; a median of 0 is included.
+    ``suboptimal``: overspecified, so only at rates above the mechanism's best. ``is_near``: within the tolerance of
+    its best NLL. ``below``: median α_max below the learning rate; a median of 0 is included.
     """
     count = count_stable_steps(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
     count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
-    limits = {side.series: side.found.median.threshold_nll for side in sides if side.found.median is not None}
-    over = count["val_nll"] > count["series"].map(limits)
-    return count.assign(suboptimal=over | (count["status"] == "plateaued"), below=count["median"] < count["run_lr"])
+    found = {side.series: side.found.median for side in sides if side.found.median is not None}
+    limits, best = ({name: getattr(each, key) for name, each in found.items()} for key in ("threshold_nll", "best_lr"))
+    is_far = (count["val_nll"] > count["series"].map(limits)) | (count["status"] == "plateaued")
+    suboptimal = is_far & (count["run_lr"] > count["series"].map(best))
+    return count.assign(suboptimal=suboptimal, is_near=~is_far, below=count["median"] < count["run_lr"])

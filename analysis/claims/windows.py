@@ -2,7 +2,8 @@
 
 By the paper the window of sc is wider than sa's and sw's, and mix reaches sa's best NLL with a wider window. These
 claims are judged by each mechanism's own window, on the validation NLL, and on the generative NLL if samples were
-scored. A line says what the common window, within 5 % of the reference's best NLL, has to say.
+scored. On the validation NLL a verdict needs the windows at an equal share of what was learned, too: both must agree. A
+line says what the common window, within 5 % of the reference's best NLL, has to say.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, sentence, signed, verdict_of, word_claim
 from analysis.drawing.tables import width_text
-from analysis.numbers.common_windows import common_windows
+from analysis.numbers.common_windows import EqualShare, common_windows, equal_share
 from analysis.numbers.comparison import (
     UNRESOLVED,
     Bests,
@@ -129,6 +130,7 @@ def window_claim(
     lost = find_lost_seeds(study, pair[0], column), find_lost_seeds(study, pair[1], column)
     result = compare_windows(first, second, lost)
     named = ((names[0], first), (names[1], second))
+    equal = None if is_common or column != VALIDATION else equal_share(study, *pair)
     claim = Claim(
         subject,
         verdict_of(result),
@@ -145,8 +147,35 @@ def window_claim(
         more_runs=result.more_runs,
     )
     notes = [_explain(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
+    if equal is not None:
+        claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
+        notes.insert(0, note)
     notes += [common_line(study, pair, names, column)] if is_with_common else []
     return word_with_notes(claim, notes)
+
+
+def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) -> tuple[Claim, str]:
+    """Return the claim with a verdict only if the windows at an equal share have it too, and a sentence on these.
+
+    Both tests must reject, so the larger p-value is theirs together. Where they disagree, the interval at the equal
+    share is the one that decides.
+    """
+    (name, _), (other, theirs) = named
+    verdict = verdict_of(result)
+    said = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
+    note = (
+        f"At an equal share of what was learned ({100 * equal.share:.0f} %, as 5 % of its NLL is for {other}): "
+        f"{_widths(((name, equal.found), (other, theirs)))} decades, {said.get(verdict, 'undecided')}."
+    )
+    if claim.verdict not in ("holds", "contradicted"):
+        return claim, note
+    p_value = math.nan if math.isnan(claim.p + result.p) else max(claim.p, result.p)
+    if verdict == claim.verdict:
+        return replace(claim, p=p_value), note
+    claim = replace(claim, interval=f"at an equal share {interval_text(result.interval, result.n, 'decades')}")
+    if verdict in ("holds", "contradicted"):  # each rule has its own verdict, the opposite of the other's
+        return replace(claim, verdict="undecided", differences=(), p=max(p_value, 1.0)), note
+    return replace(claim, verdict=verdict, differences=result.differences, more_runs=result.more_runs, p=p_value), note
 
 
 def word_with_notes(claim: Claim, notes: list[str]) -> Claim:

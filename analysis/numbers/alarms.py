@@ -44,6 +44,7 @@ class Signal:
         column: its column there.
         sign: −1 if low values give alarm.
         limit: alarm beyond it at once; None without a named limit.
+        over: column that it is divided by; "" for none.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Signal:
     column: str
     sign: int = 1
     limit: float | None = None
+    over: str = ""
 
     @property
     def signed_limit(self) -> float | None:
@@ -69,7 +71,7 @@ SIGNALS = (
     Signal("largest logit", "activations", "logit_max"),
     Signal("stream’s RMS", "activations", "stream_rms"),
     Signal("RMS of g/√v̂", "activations", "rms_t", limit=2.3),
-    Signal("α_max / α", "edge", "alpha_max_ratio", sign=-1, limit=1.0),
+    Signal("α_max / α", "edge", "alpha_max", sign=-1, limit=1.0, over="alpha"),
     Signal("Adam’s sharpness over its threshold", "edge", "adam_ratio", limit=1.0),
 )
 
@@ -82,9 +84,10 @@ def list_rows(study: Study, signal: Signal) -> Frame:
     logged = study.signals.get(signal.log) if signal.log else study.curves
     if logged is None or signal.column not in logged:
         return pd.DataFrame(columns=["run_id", "step", "value"])
-    rows = logged.loc[logged[signal.column].notna() & (logged["step"] > 0), ["run_id", "step", signal.column]]
-    values = rows.assign(value=signal.sign * rows[signal.column])
-    return values.groupby(["run_id", "step"], as_index=False)["value"].max()
+    rows = logged[logged[signal.column].notna() & (logged["step"] > 0)]
+    values = rows[signal.column] / rows[signal.over] if signal.over else rows[signal.column]
+    named = rows[["run_id", "step"]].assign(value=signal.sign * values)
+    return named.groupby(["run_id", "step"], as_index=False)["value"].max()
 
 
 @dataclass(frozen=True)

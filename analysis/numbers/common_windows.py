@@ -1,12 +1,13 @@
-"""Compute common windows: learning rates with an NLL within 5 % of the reference's best.
+"""Compute windows by limits that two series share: the NLL, or the share of what was learned.
 
-A mechanism's own window grows as its best NLL gets worse. The common window has one limit for all, so it also shrinks
-for a mechanism that learns less.
+A mechanism's own window grows as its best NLL gets worse. The common window, within 5 % of the reference's best NLL,
+has one limit for all, so it also shrinks for a mechanism that learns less. Windows at an equal share do neither.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,57 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
 
 def _below(line, limit: Window) -> Window | None:
     return window(line.index, line, limit=limit.threshold_nll)
+
+
+@dataclass(frozen=True)
+class EqualShare:
+    """One series' windows at the share of learning that another's own windows allow to lose.
+
+    Attributes:
+        share: of the nats between best NLL and token frequencies, on the other's median line.
+        found: the windows.
+    """
+
+    share: float
+    found: SeriesWindows
+
+
+def equal_share(study: Study, first: str, second: str) -> EqualShare | None:
+    """Return the first's windows at the second's share, by seed; None if a token-frequency NLL is unknown.
+
+    5 % of a best NLL costs a mechanism that learned less a larger share of its learning. Here both may lose the same
+    share, the one that 5 % is for the second. A seed without that share keeps the first's own window.
+
+    Args:
+        study: supplies the runs.
+        first: name of one series.
+        second: name of the other.
+    """
+    own = windows(study)
+    ours, theirs = (float(study.of(name)["unigram_nll"].median()) for name in (first, second))
+    median = own[second].median
+    if math.isnan(ours) or median is None or math.isnan(_share(median, theirs)):
+        return None
+    table = outcomes(study, first)
+    by_seed = {
+        seed: _at_share(table[seed], one, own[second].by_seed.get(seed), (ours, theirs))
+        for seed, one in own[first].by_seed.items()
+    }
+    line = _at_share(median_line(table), own[first].median, median, (ours, theirs))
+    return EqualShare(_share(median, theirs), SeriesWindows(first, line, by_seed))
+
+
+def _share(found: Window | None, unigram: float) -> float:
+    """Return the share of its learning that a window allows to lose; NaN without learning."""
+    gain = math.nan if found is None else unigram - found.best_nll
+    return (found.threshold_nll - found.best_nll) / gain if found is not None and gain > 0 else math.nan
+
+
+def _at_share(line, own: Window | None, other: Window | None, unigrams: tuple[float, float]) -> Window | None:
+    share = _share(other, unigrams[1])
+    if own is None or math.isnan(share):
+        return own
+    return window(line.index, line, limit=own.best_nll + share * (unigrams[0] - own.best_nll))
 
 
 def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Frame]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -21,13 +21,16 @@ INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 %
 INTERVAL_RULES: dict[Scale, str] = {
     REAL: INTERVAL_RULE,
     POSITIVE: (
-        "Second line: min–max over the seeds (n = 2, or a value of 0) or 95 % interval of the geometric mean (n ≥ "
-        "3), by Student's t on logarithms"
+        "Second line: min–max over the seeds (n = 2, a value of 0, or an interval over more than a decade) or 95 % "
+        "interval of the geometric mean (n ≥ 3), by Student's t on logarithms"
     ),
     SHARE: "Second line: min–max over the seeds (n = 2, or a share of 0 or 1) or 95 % interval (n ≥ 3) by Student's t "
     "on the log-odds",
     EXTREME: "Second line: smallest and largest over the seeds",
 }
+
+
+DECADE = 10.0
 
 
 def t_975(degrees: int, level: float = 0.05) -> float:
@@ -81,13 +84,15 @@ def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float
 class Spread:
     """A median with n and an interval on the quantity's `Scale` (see `interval`).
 
-    Two values: min–max. Three or more: 95 %. One: none.
+    Two values: min–max. Three or more: 95 %. One: none. ``printed``: both ends in a table, min–max if a positive
+    quantity's interval spans more than a decade and so says nothing. Verdicts use ``low`` and ``high``.
     """
 
     median: float
     low: float
     high: float
     n: int
+    printed: tuple[float, float] = field(default=(math.nan, math.nan), compare=False)
 
     @staticmethod
     def of(values: Iterable[float], scale: Scale = REAL) -> Spread:
@@ -95,11 +100,14 @@ class Spread:
         finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
         if len(finite) == 0:
             return Spread(math.nan, math.nan, math.nan, 0)
-        return Spread(float(np.median(finite)), *interval(finite, scale), len(finite))
+        low, high = interval(finite, scale)
+        is_wide = scale == POSITIVE and high > DECADE * low
+        printed = (float(finite.min()), float(finite.max())) if is_wide else (low, high)
+        return Spread(float(np.median(finite)), low, high, len(finite), printed)
 
     def detail(self, form=lambda value: f"{value:.3f}") -> str:
         """Return the line below the median: interval and n, or n alone."""
-        return f"n={self.n}" if self.n < 2 else f"{form(self.low)}–{form(self.high)}, n={self.n}"
+        return f"n={self.n}" if self.n < 2 else f"{form(self.printed[0])}–{form(self.printed[1])}, n={self.n}"
 
 
 MOST_SEEDS = 100

@@ -15,6 +15,7 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.windows import GENERATIVE, VALIDATION
+from analysis.paper.beside import accuracy_table, claims_table, loss_tables
 from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_grids
 from analysis.paper.grid import (
     Block,
@@ -65,6 +66,10 @@ def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
     varied = [study for study in studies if ablations(study)]
     if varied:
         yield heading("One setting at a time") + sum((_ablation(study) for study in varied), ())
+    if others := shown([*loss_tables(studies), *filter(None, [accuracy_table(studies)])]):
+        yield heading("Tables 1 of mHC-lite and AttentionX") + others
+    if any(set(study.runs["mechanism"]) & {"sc", "mix"} for study in studies):
+        yield heading("What the consensus paper's own tables say of its claims") + shown([claims_table()])
     if places:
         yield heading("Learning curves") + _curves(places)
 

@@ -50,7 +50,19 @@ ABLATION = Source(
     "Table 9",
     "validation and generative NLLs of sc at text 193M, one field varied at a time",
 )
-SOURCES = (NLL, ALPHA_MAX, ABLATION)
+LOSSES = Source(
+    "mhc_lite_losses.csv",
+    "mHC-lite: You Don’t Need 20 Sinkhorn-Knopp Iterations",
+    "Table 1",
+    "final training and validation losses of nanoGPT by residual connection, one run each",
+)
+ACCURACY = Source(
+    "attentionx_accuracy.csv",
+    "AttentionX: Exploiting Consensus Discrepancy In Attention",
+    "Table 1",
+    "validation accuracy of ViT-small in per cent, mean ± standard deviation of three runs",
+)
+SOURCES = (NLL, ALPHA_MAX, ABLATION, LOSSES, ACCURACY)
 
 
 @cache

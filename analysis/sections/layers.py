@@ -53,7 +53,7 @@ CONSENSUS_MEASURES = (
     Measure("energy", _left_shares("energy"), percent),
     VARIANCE,
 )
-ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits), VARIANCE)
+ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits, SHARE), VARIANCE)
 QK_MEASURES = tuple(
     Measure(label, over_rows(lambda rows, column=column: rows[column], how))
     for column in ("norm", "condition")
@@ -156,7 +156,8 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
     caption = (
         f"{matrices} A on held-out {held_out}; medians over heads and sequences, then over seeds. Gain: "
         "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
-        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}.{origin}"
+        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}; of |λ| on the "
+        f"log-odds.{origin}"
     )
     return grid_table(f"{name} as a filter, {phase}", caption, rows, (SERIES, RATE, LAYER), ATTENTION_MEASURES)
 

@@ -19,6 +19,7 @@ from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers import early, early_curves
 from analysis.numbers.early import has_early
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
     POOLED,
@@ -269,14 +270,17 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
-    """Return the section over several studies; () if fewer than two measured α_max early.
+    """Return the section over several studies; () if fewer than two trained ones measured α_max early.
 
     It names the others. ``prefix`` begins its figures' file names.
     """
     measured = [study for study in studies if has_early(study)]
-    if len(measured) < 2:
+    # runs without learning end on either side of a threshold by noise: no question about them
+    untrained = [study for study in measured if all(reasons_untrained(study).values())]
+    trained = [study for study in measured if study not in untrained]
+    if len(trained) < 2:
         return ()
-    found = Evidence(measured)
+    found = Evidence(trained)
     with matplotlib.rc_context(RC):
         drawn = tuple(
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
@@ -286,6 +290,8 @@ def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
         f"Without α_max at an early checkpoint, and not here: {join_words(without)} (python -m stability.hessian "
         f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
     ) if without else ()  # fmt: skip
+    if untrained:
+        lacking += paragraph(f"Not here, since no mechanism learned: {join_words(study.name for study in untrained)}.")
     return body_of(found, drawn) + lacking
 
 

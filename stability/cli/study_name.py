@@ -27,6 +27,7 @@ LABELS = (
     "report",
     "tables",
     "reference",
+    "primary",
     "cpus_per_trial",
     "gpus_per_trial",
     "plugins",

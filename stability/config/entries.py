@@ -108,8 +108,8 @@ class ReportSpec(Settings):
     layout: Literal["study", "paper"] = Field(
         default="study",
         description=(
-            "study: each study's own sections; paper: one report of all of them in the consensus paper's tables and "
-            "figures, model sizes × modalities"
+            "study: each study's own sections; paper: one report of all of them in the papers' tables and figures, "
+            "model sizes × modalities"
         ),
     )
     format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_split_names)] = Field(

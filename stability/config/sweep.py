@@ -128,6 +128,11 @@ class SweepSpec(AbstractRecipe):
         min_length=1,
         description="mechanism that the report compares the others with; null: sa, else the first one",
     )
+    primary: str | None = Field(
+        default=None,
+        min_length=1,
+        description="PART.QUANTITY, e.g. sc.window: the one claim declared before the runs; Holm corrects all others",
+    )
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     tables: Literal["best", "all"] = Field(

@@ -1,5 +1,6 @@
 """One report of many studies: where each stands, cells against the runs' own rows, the paper's numbers beside."""
 
+import dataclasses
 import json
 import math
 import statistics
@@ -9,7 +10,7 @@ import pypdf
 import pytest
 
 from analysis.export import export_paper
-from analysis.paper import contents, figures, printed
+from analysis.paper import beside, contents, figures, printed
 from analysis.paper.grid import blocks
 from analysis.paper.tables import alpha_tables, nll_tables
 from analysis.report import build_paper
@@ -182,3 +183,77 @@ def test_one_pdf_and_one_folder_hold_all_studies_and_the_figures_are_told_apart(
     assert all(title in " ".join(text.split()) for title in ("DNA 51M", "Protein 320M", "Size = 320M"))
     written = export_paper(folders[1:2], tmp_path / "files")
     assert len(set(written)) == len(written) and any(path.name == "nll-grid-0.svg" for path in written)
+
+
+def residual_study(tmp_path, name="res", dataset="Skylion007/openwebtext", seeds=3):
+    settings = [{"residual": each, "objective": "ar", "model": "nanogpt_s"} for each in ("identity", "mhc_lite")]
+    folder = write_study(
+        tmp_path, name=name, mechanisms=["sa"], settings=settings, lrs=LRS, seeds=seeds, nll=early, unigram=9.0
+    )
+    manifest = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(manifest | {"spec": {"data": {"name": "hf", "dataset": dataset}}}))
+    return load(folder)
+
+
+def test_mhc_lites_table_has_each_runs_training_loss_and_the_papers_numbers(tmp_path):
+    """Against the runs' own rows: mean and standard deviation at the best rate, training over the last 200 steps."""
+    studies = [residual_study(tmp_path), residual_study(tmp_path, "edu", "HuggingFaceFW/fineweb-edu", seeds=1)]
+    (table,) = beside.loss_tables([*studies, write(tmp_path, "t", "text_54m")])
+    assert table.groups == (("", 1), ("openwebtext, S", 2), ("fineweb-edu, S", 2))
+    runs = studies[0].runs[studies[0].runs["residual"] == "mhc_lite"]
+    rate = runs.groupby("lr")["val_nll"].median().idxmin()
+    own = runs[runs["lr"] == rate]
+    ends = []
+    for run in own["run_id"]:
+        losses = studies[0].curves.loc[studies[0].curves["run_id"] == run, "loss"].tolist()
+        ends.append(statistics.mean(losses[-200:]))
+    series = own["series"].iloc[0]
+    (row,) = cells(table, series)
+    for cell, values in zip(row[1:3], (ends, own["val_nll"].tolist()), strict=True):
+        assert cell.text == f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+        assert cell.detail.startswith("n=3, ")
+    assert "±" not in row[4].text and row[4].detail.startswith("n=1")
+    (paper,) = cells(table, f"{series}, paper")
+    assert [cell.text for cell in paper[1:]] == ["3.471", "3.467", "3.468", "3.477"]
+
+
+def test_training_loss_is_that_of_the_last_200_steps_alone(tmp_path):
+    study = residual_study(tmp_path, seeds=1)
+    study.curves["loss"] = study.curves["step"].astype(float)
+    study.runs["num_steps"] = 200
+    longer = study.curves.assign(step=study.curves["step"] + 200, loss=7.0)
+    study = dataclasses.replace(study, curves=pd.concat([study.curves, longer]))
+    study.runs["num_steps"] = 400
+    (table,) = beside.loss_tables([study])
+    assert {row[1].text for row in table.rows if "paper" not in row[0].text} == {"7.000"}
+
+
+def test_attentionxs_table_has_mean_and_standard_deviation_of_the_accuracy(tmp_path):
+    folder = write_study(
+        tmp_path, name="vit", mechanisms=["sa", "attentionx"], lrs=LRS, seeds=3, settings=({"objective": "classify"},)
+    )
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs["val_accuracy"] = [0.5 + 0.01 * place for place in range(len(runs))]
+    write_table(path, "runs", runs)
+    manifest = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(
+        json.dumps(manifest | {"spec": {"data": {"name": "images", "dataset": "cifar100"}}})
+    )
+    study = load(folder)
+    table = beside.accuracy_table([study, write(tmp_path, "t", "text_54m")])
+    assert [row[0].text for row in table.rows] == ["cifar100", "cifar100, paper"]
+    for series, cell in zip(table.header[1:], table.rows[0][1:], strict=True):
+        own = study.of(series)
+        own = own[own["status"] != "diverged"]
+        best = own[own["lr"] == own.groupby("lr")["val_accuracy"].median().idxmax()]["val_accuracy"]
+        assert cell.text == f"{100 * statistics.mean(best):.2f} ± {100 * statistics.stdev(best):.2f}"
+    assert {cell.text for cell in table.rows[1][1:]} == {"61.86 ± 0.47", "64.00 ± 0.37"}
+    assert beside.accuracy_table([write(tmp_path, "u", "text_54m")]) is None
+
+
+def test_a_report_with_sc_says_what_the_papers_own_tables_make_of_its_claims(three, tmp_path):
+    told = " ".join(str(piece) for pieces in contents.pieces(three) for piece in pieces)
+    assert "8 of 18 cells" in told and "DNA 172M at 5e-4 (mix)" in told
+    told = " ".join(str(piece) for pieces in contents.pieces([residual_study(tmp_path)]) for piece in pieces)
+    assert "8 of 18 cells" not in told and "mhc_lite" in told

@@ -171,6 +171,16 @@ def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(k
     assert prediction.together([one, quickstart]) == () == prediction.together([quickstart, quickstart])
 
 
+def test_a_study_in_which_nothing_learned_enters_no_question_of_several_and_is_named():
+    """Its runs end on either side of the token frequencies by chance: 3.19 and 3.21 around 3.2."""
+    made = {name: grid(knowing, breaks_beyond_edge, mechanisms=["sa"]) for name in ("one", "other", "idle")}
+    idle = [each | {"val_nll": 3.19 + 0.02 * (number % 2)} for number, each in enumerate(made["idle"])]
+    studies = [study_of(made["one"], "one"), study_of(made["other"], "other"), study_of(idle, "idle")]
+    text = " ".join(piece.text for piece in prediction.together(studies) if isinstance(piece, Paragraph))
+    assert "Of 18 runs 18 are judged" in text and "Not here, since no mechanism learned: idle." in text
+    assert prediction.together(studies[1:]) == ()
+
+
 def test_a_curve_that_two_studies_share_is_ranked_once():
     shared = [run(lr, 1.0, run_id=f"shared{lr}") for lr in LRS]
     own = [run(lr, 1.0, mechanism="sc") for lr in LRS]

@@ -13,6 +13,7 @@ from pypdf import PdfReader
 
 from analysis.report import build
 from analysis.sections import connectivity_figures as connectivity
+from analysis.sections import layers
 from analysis.sections.connectivity_figures import connectivity_figure, write_figure
 from analysis.sections.layer_figures import (
     FILTER_CAPTION,
@@ -296,3 +297,10 @@ def test_a_damaged_table_names_the_probe_that_writes_it_again(probed):
         match=r"filter.parquet is no parquet file .* `python -m stability.probe what=spectra ckpt=.*probed` writes it again",
     ):
         load(probed)
+
+
+def test_the_interval_of_a_stochastic_matrixs_second_eigenvalue_ends_at_1():
+    rows = pd.DataFrame({"seed": range(3), "second_eigenvalue": [0.5, 0.9, 0.999]})
+    (measure,) = [each for each in layers.ATTENTION_MEASURES if each.label == "second |λ|"]
+    low, high = map(float, measure.cell(rows).detail.removesuffix(", n=3").split("–"))
+    assert 0 < low < 0.5 and 0.999 < high <= 1

@@ -1,13 +1,17 @@
 """Holm's correction and p-values, against a slow loop and scipy."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from analysis.claims.claim import Claim, correct, word_claim
+from analysis.claims.claim import Claim, correct, correction_note, word_claim
+from analysis.claims.judging import judge
 from analysis.numbers.comparison import decide
 from analysis.numbers.significance import holm, p_beyond, p_of_bounds
+from tests.analysis.test_claims import FINE
+from tests.analysis.test_paper_claims import study_of
 
 
 def step_down(p_values, level):
@@ -64,6 +68,45 @@ def test_a_claim_that_only_stands_alone_becomes_undecided_and_says_both_p_values
     # mean 1.2, deviation 1.054, level 5 % / 3: t_6 · 1.054 / √7 = 1.31 (3.287), t_7 · 1.054 / √8 = 1.16 (3.128)
     assert two.text.startswith("Undecided: needs about 8 seeds.")
     assert correct([claim("b", 0.03)])[0].verdict == "holds"
+
+
+def test_the_primary_claim_is_not_corrected_and_counts_among_no_others():
+    """0.04 alone stands; 0.03 twice over two comparisons does not, and would be 0.09 over three."""
+    found = correct([claim("a", 0.04), claim("b", 0.03), claim("c", 0.03)], primary=("a",))
+    assert [(each.verdict, each.is_primary) for each in found] == [
+        ("holds", True),
+        ("undecided", False),
+        ("undecided", False),
+    ]
+    assert "declared with the sweep: not corrected" in found[0].text
+    assert "corrected for 2 comparisons 6.0e-2" in found[1].text
+    assert correction_note(found).startswith(
+        "Verdicts stand after Holm's correction over the 2 comparisons of this report besides the primary claim;"
+    )
+    assert [each.verdict for each in correct([claim("a", 0.04), claim("b", 0.03)], primary=("a",))] == ["holds"] * 2
+
+
+def declaring(tmp_path, primary, **settings):
+    """sc's window is wider than sa's and sw's by much the same; the same study whose sweep declared a claim."""
+    study = study_of(tmp_path / primary, lrs=FINE, **settings)
+    return dataclasses.replace(study, study=study.study | {"spec": {"primary": primary}})
+
+
+def test_a_declared_claim_is_found_among_a_studys_and_its_paper_claim_is_the_same_test(tmp_path):
+    found = judge(declaring(tmp_path, "sc.window"))
+    primary = {claim.subject for claim in found if claim.is_primary}
+    assert primary == {"own window: sc", "window"}
+    (best,) = [claim for claim in judge(declaring(tmp_path, "mix.best")) if claim.is_primary]
+    assert best.subject == "best NLL: mix"
+    text = " ".join(claim.text for claim in judge(declaring(tmp_path, "gla.window")))
+    assert "The declared primary claim, gla.window, fits none of the comparisons, or several" in text
+    assert "declared primary" not in " ".join(claim.text for claim in judge(study_of(tmp_path / "none", lrs=FINE)))
+
+
+def test_a_residual_connections_claim_may_be_declared(tmp_path):
+    settings = [{"residual": each, "objective": "ar"} for each in ("identity", "mhc", "mhc_lite")]
+    found = judge(declaring(tmp_path, "mhc_lite.best", mechanisms=["sa"], settings=settings))
+    assert [claim.subject for claim in found if claim.is_primary and claim.about[0]] == ["best NLL: sa mhc_lite"]
 
 
 def test_two_claims_on_one_comparison_are_counted_once():

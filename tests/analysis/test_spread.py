@@ -109,6 +109,14 @@ def test_at_the_end_of_a_scale_and_for_extremes_it_is_the_range():
     assert interval([0.5, 0.9, 1.0], SHARE) == (0.5, 1.0) == interval([0.5, 1.0, 0.9], EXTREME)
 
 
+def test_an_interval_over_more_than_a_decade_is_printed_as_the_range_and_decides_as_it_is():
+    """Half its logarithm is 4.303·s/√3: for 1, 2, 4 (s = ln 2) ×5.6 either side, for 1, 1.5, 2.25 ×2.7."""
+    wide, narrow = Spread.of([1, 2, 4], POSITIVE), Spread.of([1, 1.5, 2.25], POSITIVE)
+    assert wide.detail("{:.2f}".format) == "1.00–4.00, n=3" and wide.high / wide.low == pytest.approx(31.3, rel=1e-2)
+    assert narrow.detail("{:.2f}".format) == "0.55–4.11, n=3" and narrow.printed == (narrow.low, narrow.high)
+    assert Spread.of([-1, 1, 5]).printed == mean_interval([-1, 1, 5]), "of a difference it says something"
+
+
 def test_spread_of_one_and_of_none():
     assert Spread.of([1.0]).detail() == "n=1"
     assert Spread.of([]).n == 0 and math.isnan(Spread.of([math.inf]).median)

@@ -205,6 +205,22 @@ def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monke
             parse(SweepSpec, {"plugins": [module]})
 
 
+def test_a_sweeps_primary_claim_is_one_of_its_parts_and_quantities_and_moves_no_run():
+    words = ["mechanism=[sa,sc]", "lr=[1e-3]", "seeds=1"]
+    spec = read_spec("sweep", [*words, "primary=sc.window"])
+    assert spec.primary == "sc.window" and spec.name == read_spec("sweep", words).name
+    assert [run_id(run) for _, run in spec.points("x")] == [
+        run_id(run) for _, run in read_spec("sweep", words).points("x")
+    ]
+    for given, message in (
+        ("scc.window", r"primary=scc.window: scc is no part of this sweep; did you mean 'sc'\?"),
+        ("sc", r"primary=sc: give PART.QUANTITY, e.g. primary=sc.window; quantities: window, common_window, best,"),
+        ("sc.widow", r"primary=sc.widow: give PART.QUANTITY"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_spec("sweep", [*words, f"primary={given}"])
+
+
 def test_a_sweeps_reference_is_one_of_its_mechanisms_and_moves_no_run():
     words = ["mechanism=[sa,sc]", "lr=[1e-3]", "seeds=1"]
     spec = read_spec("sweep", [*words, "reference=sc"])

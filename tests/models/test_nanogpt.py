@@ -72,6 +72,25 @@ def test_the_presets_have_its_numbers_of_parameters(size, million):
     assert round((found - model.positions * model.width) / 1e6, 1) == million
 
 
+@pytest.mark.parametrize(
+    ("study", "size"), [("residuals", "s"), ("residuals_fineweb_edu", "s"), ("attentionx_gpt", "m")]
+)
+def test_the_papers_presets_train_it_in_bfloat16(study, size):
+    """mHC-lite's Tables 1 to 3 and AttentionX's 4.2 are of nanoGPT's own model."""
+    for run in read_spec("sweep", [f"study={study}", "lr=1e-3", "seeds=1"]).expand("f" * 64):
+        (public,) = read_spec("sweep", ["study=nanogpt", f"model=nanogpt_{size}", "lr=1e-3", "seeds=1"]).expand(
+            "f" * 64
+        )
+        assert run.precision == "bf16"
+        assert (run.model, run.position, run.norm, run.ffn) == (public.model, public.position, public.norm, public.ffn)
+        if run.residual.name == "identity":
+            model = run.model
+            with torch.device("meta"):
+                sizes = {"n_layer": model.layers, "n_head": model.heads, "n_embd": model.width}
+                theirs = nanogpt.GPT(nanogpt.Config(vocab_size=50257, **sizes))
+            assert count_parameters(run, 50257) == theirs.get_num_params(non_embedding=False)
+
+
 def test_weights_start_as_its_code_draws_them():
     """Every parameter has the spread of the public model's, and means of zero; what is constant there is constant."""
     config = TINY._replace(bias=True, n_embd=64, n_layer=2, vocab_size=200, block_size=50)

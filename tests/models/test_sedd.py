@@ -84,6 +84,31 @@ def test_the_presets_have_its_numbers_of_parameters(size):
     assert count_parameters(spec, 50257) + masks_row == sum(value.numel() for value in public.parameters())
 
 
+def details(run):
+    """The settings that make a network SEDD's, whatever its size and mechanism."""
+    return run.model.model_dump(include={"init", "mixer_bias", "dropout", "dropout_at"}), run.norm, run.ffn
+
+
+@pytest.mark.parametrize("size", ["text_54m", "text_193m", "text_385m", "dna_51m", "dna_172m", "dna_331m"])
+def test_the_consensus_papers_presets_are_its_network(size):
+    """Of masks nothing is said to the blocks: DNA has its details, text its parameters as well."""
+    (public,) = read_spec("sweep", ["study=sedd", "lr=1e-3", "seeds=1"]).expand("f" * 64)
+    for run in read_spec("sweep", [f"study={size}", "lr=1e-3"]).expand("f" * 64):
+        assert details(run) == details(public)
+        if run.mechanism.name == "sa" and size.startswith("text"):
+            with torch.device("meta"):
+                theirs = sedd.SEDD(50257, run.model.width, run.model.layers, run.model.heads)
+            masks_row = run.model.width + 1
+            assert count_parameters(run, 50257) + masks_row == sum(value.numel() for value in theirs.parameters())
+
+
+@pytest.mark.parametrize("study", ["text_385m_mix", "ablation_consensus_193m"])
+def test_so_are_those_of_one_mechanism(study):
+    (public,) = read_spec("sweep", ["study=sedd", "lr=1e-3", "seeds=1"]).expand("f" * 64)
+    runs = read_spec("sweep", [f"study={study}", "lr=1e-4"]).expand("f" * 64)
+    assert all(details(run) == details(public) for run in runs)
+
+
 def test_weights_start_as_its_code_draws_them():
     torch.manual_seed(0)
     public = without_the_masks_row(renamed(theirs(64).state_dict(), sedd.NAMES))

@@ -51,17 +51,18 @@ def points(preset, *words):
 
 
 def by_hand(preset, mechanism):
-    """Embedding and head, two LayerNorms and an MLP of four widths a layer, and a mixer: attention's four maps; of
-    consensus the values' and the outputs', and in each of d/64 heads the edge MLP, 2·64 → ξ → 1, 1 and 64·r. Score
-    entropy adds what the blocks are told of the noise: 256 → 128 → 128, and 6·d shifts, scales and gates a block."""
+    """Embedding and head, two LayerNorms without biases and an MLP of four widths a layer, and a mixer: attention's four
+    maps without biases; of consensus the values' and the outputs', and in each of d/64 heads the edge MLP, 2·64 → ξ → 1, 1
+    and 64·r. Score entropy adds what the blocks are told of the noise: 256 → 128 → 128, and 6·d shifts, scales and gates a
+    block."""
     layers, width, vocabulary, _ = TABLE_10[preset]
     edge = 256 * (2 * 64 + 1) + (256 + 1) * (2 + 4 * 64)
-    mixers = {"sa": 4 * width * (width + 1), "sc": 2 * width * (width + 1) + width // 64 * edge}
+    mixers = {"sa": 4 * width**2, "sc": 2 * width**2 + width // 64 * edge}
     mixers["sw"] = mixers["sa"]
     mixers["mix"] = (mixers["sa"] + mixers["sc"]) // 2
     told = 0 if vocabulary == DNA else 256 * 128 + 128 + 128 * 129 + (6 * layers + 2) * width * 129
-    block = 4 * width + 8 * width**2 + 5 * width + mixers[mechanism]
-    return (vocabulary + 1) * width + layers * block + 2 * width + vocabulary * (width + 1) + told
+    block = 2 * width + 8 * width**2 + 5 * width + mixers[mechanism]
+    return (vocabulary + 1) * width + layers * block + width + vocabulary * (width + 1) + told
 
 
 @pytest.mark.parametrize("preset", [name for name in TABLE_10 if name != "ablation_consensus_193m"])

@@ -101,8 +101,26 @@ def reference_is_swept(sweep: SweepSpec) -> None:
         )
 
 
+PRIMARY = ("window", "common_window", "best", "accuracy", "stable_steps")
+
+
+def primary_can_be_judged(sweep: SweepSpec) -> None:
+    """Refuse a primary claim of an unknown form, or on a part outside the sweep."""
+    if sweep.primary is None:
+        return
+    name, _, quantity = sweep.primary.rpartition(".")
+    if not name or quantity not in PRIMARY:
+        raise ValueError(
+            f"primary={sweep.primary}: give PART.QUANTITY, e.g. primary=sc.window; quantities: {', '.join(PRIMARY)}"
+        )
+    names = tuple(part.name for axis in (sweep.mechanism, sweep.residual, sweep.optimizer) for part in axis)
+    if name not in names:
+        raise ValueError(f"primary={sweep.primary}: {name} is no part of this sweep; {near_misses(name, names)}")
+
+
 OF_SWEEP = (
     reference_is_swept,
+    primary_can_be_judged,
     sizes_vary_alone,
     ablated_parts_are_swept,
     searches_exclude_each_other,

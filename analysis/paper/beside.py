@@ -1,0 +1,170 @@
+"""Tabulate results as mHC-lite's and AttentionX's Tables 1, and the consensus paper's claims on its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis import published
+from analysis.claims.pairs import compares_residuals
+from analysis.claims.published import claims
+from analysis.drawing.tables import list_failures
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.windows import VALIDATION
+from analysis.paper.grid import size
+from analysis.paper.printed import PAPER, mechanism_of
+from analysis.sections.accuracy import share_words
+from analysis.sections.nll import best_rate, select_finished
+from analysis.study import wording
+from analysis.study.load import Column, Frame, Study
+from analysis.words import lr_text
+
+TRAIN_STEPS = 200  # nanoGPT estimates a loss on as many batches
+MOST_PLACES = 3  # pairs of columns in a page's width
+SIZES = {"nanogpt_s": "S", "nanogpt_m": "M", "nanogpt_l": "L"}
+VERDICTS = {"holds": "every cell agrees", "contradicted": "not every cell agrees", "undecided": "undecided"}
+MEAN = "Mean ± standard deviation over the seeds that finished, each at its best learning rate"
+
+
+class _Place(NamedTuple):
+    """A column group: a study's runs with one model, and the paper's names for both."""
+
+    study: Study
+    model: str
+    dataset: str
+    name: str
+
+
+def loss_tables(studies: Iterable[Study]) -> list[Table]:
+    """Return mHC-lite's Table 1: residual connections by data and size, training and validation NLL."""
+    places = [place for study in studies if _is_of_residuals(study) for place in _places(study)]
+    return [_loss_table(places[start : start + MOST_PLACES]) for start in range(0, len(places), MOST_PLACES)]
+
+
+def _is_of_residuals(study: Study) -> bool:
+    return not study.is_search and compares_residuals(study) and set(study.runs["objective"]) == {"ar"}
+
+
+def _places(study: Study) -> Iterator[_Place]:
+    dataset = dataset_of(study, ("openwebtext", "fineweb-edu"))
+    for model in dict.fromkeys(study.runs["model"]):
+        letter = SIZES.get(model.partition(" ")[0], "")
+        yield _Place(study, model, dataset, f"{dataset or wording.data(study) or study.name}, {letter or size(model)}")
+
+
+def dataset_of(study: Study, known: Sequence[str]) -> str:
+    """Return the paper's data set that a study's record names; "" if none.
+
+    Args:
+        study: the study.
+        known: the paper's data sets.
+    """
+    named = str((study.spec.get("data") or {}).get("dataset") or "").lower()
+    return next((each for each in known if named.endswith(each)), "")
+
+
+def _loss_table(places: Sequence[_Place]) -> Table:
+    paper = published.numbers(published.LOSSES)
+    rows: list[tuple[Cell, ...]] = []
+    for series in dict.fromkeys(name for place in places for name in place.study.series):
+        runs = [place.study.of(series) for place in places]
+        pairs = list(zip(places, runs, strict=True))
+        rows.append((Cell(series), *(cell for place, own in pairs for cell in _losses(place, own))))
+        theirs = [_printed_losses(paper, place, own) for place, own in pairs]
+        if any(text for pair in theirs for text in pair):
+            rows.append((Cell(f"{series}, {PAPER}"), *(Cell(text) for pair in theirs for text in pair)))
+    caption = (
+        f"Nats per token at the end. {MEAN}. Train: mean training loss of the last {TRAIN_STEPS} steps, each on its "
+        f"own batch (nanoGPT: {TRAIN_STEPS} batches after the last step). Below: seeds, rate and the runs that ended "
+        f"badly. Rows “{PAPER}”: {published.LOSSES.tables} of “{published.LOSSES.paper}”, one run each."
+    )
+    groups = (("", 1), *((place.name, 2) for place in places))
+    header = ("residual connection", *("train", "validation") * len(places))
+    return Table("Residual connections: training and validation loss", caption, header, tuple(rows), groups)
+
+
+def _losses(place: _Place, runs: Frame) -> tuple[Cell, Cell]:
+    """Return a series' training and validation NLL in one place."""
+    runs = runs[runs["model"] == place.model]
+    if runs.empty:
+        return Cell("--"), Cell("--")
+    rate = best_rate(place.study, str(runs["series"].iloc[0]))
+    here = runs[runs["lr"] == rate]
+    known = select_finished(here, VALIDATION)
+    train = _training_losses(place.study.curves, known)
+    return _mean_cell(train, here, "{:.3f}".format), _mean_cell(known[VALIDATION], here, "{:.3f}".format)
+
+
+def _training_losses(curves: Frame, runs: Frame) -> Column:
+    """Return each run's mean training loss over its last steps; runs without logged losses are left out."""
+    rows = curves[curves["run_id"].isin(runs["run_id"]) & np.isfinite(curves["loss"])]
+    last = rows["step"] > rows["run_id"].map(runs.set_index("run_id")["num_steps"]) - TRAIN_STEPS
+    return rows[last].groupby("run_id")["loss"].mean()
+
+
+def _mean_cell(values: Column, runs: Frame, form: Callable[[float], str]) -> Cell:
+    """Return the mean with the standard deviation; below it seeds, rate and failures."""
+    troubles = list_failures(runs)
+    if not len(values):
+        return Cell("--", "\n".join(troubles))
+    deviation = f" ± {form(float(values.std(ddof=1)))}" if len(values) > 1 else ""
+    below = [f"n={len(values)}, {lr_text(float(runs['lr'].iloc[0]))}", *troubles]
+    return Cell(f"{form(float(values.mean()))}{deviation}", "\n".join(below))
+
+
+def _printed_losses(paper: Frame, place: _Place, runs: Frame) -> tuple[str, str]:
+    letter, residuals = SIZES.get(place.model.partition(" ")[0], ""), set(runs["residual"])
+    row = paper[(paper["dataset"] == place.dataset) & (paper["size"] == letter) & paper["residual"].isin(residuals)]
+    return ("", "") if row.empty else (f"{row['train_nll'].iloc[0]:.3f}", f"{row['val_nll'].iloc[0]:.3f}")
+
+
+def accuracy_table(studies: Iterable[Study]) -> Table | None:
+    """Return AttentionX's Table 1: a row for each data set, accuracy by mechanism; None without a share."""
+    known = [study for study in studies if not study.is_search and share_words(study) is not None]
+    if not known:
+        return None
+    series = tuple(dict.fromkeys(name for study in known for name in study.series))
+    paper, rows = published.numbers(published.ACCURACY), []
+    for study in known:
+        dataset = dataset_of(study, ("cifar10", "cifar100"))
+        rows.append((Cell(dataset or study.name), *(_accuracy_cell(study, name) for name in series)))
+        theirs = paper[paper["dataset"] == dataset].set_index("mechanism")
+        names = [mechanism_of(name) for name in series]
+        if len(theirs):
+            texts = [
+                "{:.2f} ± {:.2f}".format(*theirs.loc[name, ["accuracy", "deviation"]]) if name in theirs.index else ""
+                for name in names
+            ]
+            rows.append((Cell(f"{dataset}, {PAPER}"), *map(Cell, texts)))
+    caption = (
+        f"Validation accuracy in per cent. {MEAN}. Below: seeds, rate and the runs that ended badly. Rows “{PAPER}”: "
+        f"{published.ACCURACY.tables} of “{published.ACCURACY.paper}”, three runs each."
+    )
+    return Table("Validation accuracy by mechanism", caption, ("data", *series), tuple(rows))
+
+
+def _accuracy_cell(study: Study, series: str) -> Cell:
+    share = share_words(study)
+    assert share is not None, "only studies with a share are listed"
+    known = select_finished(study.of(series), share.column)
+    if known.empty:
+        return Cell("--", "\n".join(list_failures(study.of(series))))
+    rate = known.groupby("lr")[share.column].median().idxmax()
+    here = study.of(series)[study.of(series)["lr"] == rate]
+    return _mean_cell(100 * select_finished(here, share.column)[share.column], here, "{:.2f}".format)
+
+
+def claims_table() -> Table:
+    """Return the consensus paper's claims, judged on the numbers that its own tables print."""
+    rows = tuple(
+        (Cell(claim.statement), Cell(claim.effect), Cell(VERDICTS[claim.verdict], claim.text)) for claim in claims()
+    )
+    caption = (
+        f"“{published.CONSENSUS}”, sections 5 and D.3, on its own Tables 2 to 9. Each printed number is one run "
+        "without an interval: this says whether the tables agree with the text, not whether the mechanisms differ. "
+        "Windows: within 5 % of the best printed NLL, at rates that both have."
+    )
+    header, widths = ("statement", "effect", "its tables"), ("2.2fr", "1fr", "3fr")
+    return Table("The consensus paper's claims on its own tables", caption, header, rows, (), ("left",) * 3, widths)
