@@ -119,11 +119,13 @@ def find_alarms(values: Sequence[float], limit: float | None = None) -> np.ndarr
     """Return the rows at which a signal begins to give alarm, as a mask.
 
     Args:
-        values: the signal, row by row; NaN and ±∞ give alarm.
+        values: the signal, row by row; NaN and ∞ give alarm.
         limit: alarm above it at once; None without one.
     """
     x = np.asarray(values, dtype=float)
-    alarm = ~np.isfinite(x) if limit is None else ~np.isfinite(x) | (x > limit)
+    alarm = np.isnan(x) | np.isposinf(x)  # −∞ is far from an alarm: an α_max without limit
+    if limit is not None:
+        alarm |= x > limit
     for place in range(FEWEST_ROWS, len(x)):
         seen = x[max(0, place - ROWS) : place]
         seen = seen[np.isfinite(seen)]

@@ -41,6 +41,7 @@ def test_a_named_limit_and_a_number_that_is_not_finite_give_alarm_at_once():
     values[2], values[4] = 60.0, math.inf
     assert np.flatnonzero(find_alarms(values, 50.0)).tolist() == [2, 4]
     assert np.flatnonzero(find_alarms(values)).tolist() == [4]
+    assert not find_alarms([-math.inf if place % 3 else -5.0 for place in range(60)], -1.0).any()  # α_max / α, ∞ or 5
 
 
 def test_alarms_are_those_of_a_slow_loop():
@@ -146,6 +147,14 @@ def test_the_layer_nearest_to_an_alarm_counts(tmp_path):
     assert set(list_rows(study, signal)["value"]) == set(study.curves["grad_norm"])
     low = replace(signal, sign=-1, limit=-3.0)
     assert set(list_rows(study, low)["value"]) == set(-0.1 * study.curves["grad_norm"])
+
+
+def test_a_signal_may_be_a_quotient_whose_low_values_give_alarm(tmp_path):
+    study = write_runs(tmp_path, [30, 10, None])
+    edge = study.curves[["run_id", "step"]].assign(alpha=2e-3, alpha_max=2e-3 / study.curves["grad_norm"])
+    logged = replace(study, signals={"edge": edge})
+    ratio = next(each for each in SIGNALS if each.over)
+    assert sorted(list_rows(logged, ratio)["value"]) == pytest.approx(sorted(-1 / study.curves["grad_norm"]))
 
 
 def test_a_report_says_which_signal_warns(tmp_path):
