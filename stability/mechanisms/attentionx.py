@@ -12,9 +12,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, visible_pairs
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and its ViT (4.1)
@@ -29,7 +28,7 @@ class AttentionX(AbstractSoftmaxAttention):
     are those of `sa`.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for the subtracted term; null is the paper's recipe (3.2).
 
         The recipe is γ > 1 if a position attends to itself, γ = 1 if not.

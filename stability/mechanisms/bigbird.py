@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import present, split_into_blocks
 
@@ -39,7 +38,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
     O(N·b·(g + 2w + 1 + r)), linear in N, plus O(g·b·N) for global rows.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Block size, and number of visible blocks of each kind."""
 
         block: int = Field(default=4, ge=1, description="b: positions in a block")

@@ -10,9 +10,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, require_groups, visible_pairs
+from stability.mechanisms._attention import (
+    AbstractSoftmaxAttention,
+    DotProductSettings,
+    attend,
+    require_groups,
+    visible_pairs,
+)
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 
@@ -26,7 +31,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     ``sdpa_kernel(SDPBackend.MATH)``, since attention is torch's scaled_dot_product_attention.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for visible keys; width, heads and direction come from model and objective."""
 
         mask_diagonal: Annotated[bool, Since(False)] = Field(

@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -42,7 +41,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
     ``stride`` does not adapt to N, since padding must not change a sequence's result.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for far positions."""
 
         pattern: Literal["strided", "fixed"] = Field(

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, find_unsupported
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, find_unsupported
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, present, split_into_blocks
 from stability.mechanisms._impl import Impl, Use
@@ -26,7 +25,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
     itself, so no softmax row is empty.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for the band."""
 
         window: int = Field(
