@@ -457,10 +457,11 @@ def require_same_recipe(studies: Sequence[Study]) -> None:
 def _recipe(study: Study) -> dict[str, Any]:
     spec = study.spec
     schedule, model = dict(spec.get("schedule") or {}), dict(spec.get("model") or {})
-    warmup = schedule.pop("warmup_steps", 0) / spec["steps"]
+    share = schedule.pop("warmup_share", None)
+    warmup = share or schedule.pop("warmup_steps", 0) / spec["steps"]
     return {
         **{key: spec.get(key) for key in PARTS},
         "data": sorted(set(study.runs["data_fingerprint"])),
-        "schedule": (schedule, round(warmup, 3)),
+        "schedule": (schedule | {"warmup_steps": 0}, round(warmup, 3)),
         "model": {key: value for key, value in model.items() if key not in OF_WIDTH},
     }

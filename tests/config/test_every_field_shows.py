@@ -72,6 +72,7 @@ OTHERS: dict[str, Any] = {
     "model.loops": 2,
     "model.mixer_bias": "out",
     "schedule.name": "cosine",
+    "schedule.warmup_share": 0.25,
     "verdict.noise_margin": 0.0,
     "checkpoint.every_steps": 3,
     "checkpoint.keep_best": 2,

@@ -147,7 +147,9 @@ def test_gains_begin_at_one_and_are_shared_by_heads():
 def test_older_runs_of_sigmoid_keep_their_ids():
     """They say true or false, and their ids contain that; a spec of a word is the same run."""
     for older, word in ((False, "none"), (True, "layernorm")):
-        runs = [parse_run(BASE | {"mechanism": {"name": "sigmoid", "qk_norm": value}}) for value in (older, word)]
+        runs: list[Any] = [
+            parse_run(BASE | {"mechanism": {"name": "sigmoid", "qk_norm": value}}) for value in (older, word)
+        ]
         assert [run.mechanism.settings.qk_norm for run in runs] == [word, word]
         assert [json.loads(essence(run))["mechanism"]["qk_norm"] for run in runs] == [older, older]
         assert run_id(runs[0]) == run_id(runs[1])
