@@ -32,6 +32,12 @@ class DotProductSettings(Settings):
         default="none", description=QK_NORM
     )
 
+    softcap: Annotated[float | None, Since(None)] = Field(
+        default=None,
+        gt=0,
+        description="c: each logit z becomes c·tanh(z/c) before the mask, by explicit weights; Gemma 2: 50; null: none",
+    )
+
     @model_validator(mode="after")
     def _check_one_factor(self) -> DotProductSettings:
         if self.qk_norm != "none" and getattr(self, "temperature", "fixed") == "learned":
@@ -57,6 +63,7 @@ class AbstractDotProductAttention(AbstractAttention):
             else None.
         q_norm: norm of each head's queries before rotation (``qk_norm``); None without.
         k_norm: that of its keys.
+        softcap: bound c of the logits, which are then c·tanh(z/c); None without.
         kv_heads: number of key and value heads, smaller than ``heads`` for grouped queries (Ainslie et al. 2023,
             arXiv:2305.13245). Query head h then uses key-value head h // (heads / kv_heads), and ``qkv`` has D +
             2·kv_heads·K rows. All exposed tensors have all heads.
@@ -80,8 +87,9 @@ class AbstractDotProductAttention(AbstractAttention):
         self.out = nn.Linear(shape.width, shape.width)
         # set per instance: a class attribute would prevent registering a parameter under this name
         self.gamma = self.log_temperature = None
-        qk_norm = config.qk_norm if isinstance(config, DotProductSettings) else "none"
-        self.q_norm, self.k_norm = (_make_norm(qk_norm, shape.head_width) for _ in range(2))
+        own = config if isinstance(config, DotProductSettings) else DotProductSettings()
+        self.softcap = own.softcap
+        self.q_norm, self.k_norm = (_make_norm(own.qk_norm, shape.head_width) for _ in range(2))
 
     @classmethod
     def kv_heads_of(cls, config: Any, heads: int) -> int:
@@ -199,11 +207,11 @@ class AbstractDotProductAttention(AbstractAttention):
         return of_kv_heads if group == 1 else of_kv_heads.repeat_interleave(group, dim)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
-        """Return q̃_i·k̃_j / √K for all pairs, visible or not.
+        """Return q̃_i·k̃_j / √K for all pairs, visible or not, capped with ``softcap``.
 
         The arguments are outputs of `split`.
         """
-        return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
+        return cap(q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1]), self.softcap)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         return self.split(self.qkv(x_BND))[2]
@@ -280,12 +288,22 @@ def find_unsupported(use: Use) -> str | None:
     return f"heads of width {use.head_width} > {WIDEST_HEAD}" if use.head_width > WIDEST_HEAD else None
 
 
+def cap(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return c·tanh(z/c), between −c and c; z itself if ``softcap`` is None (Gemma 2, arXiv:2408.00118, 2)."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
 def attend(
-    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
+    q_BHNK: Tensor,
+    k_BHNK: Tensor,
+    v_BHNK: Tensor,
+    visible: Tensor,
+    dropped: float = 0.0,
+    softcap: float | None = None,
 ) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over visible keys by torch's scaled_dot_product_attention.
 
-    Rows without visible keys are zero, the empty sum.
+    It cannot cap logits: with ``softcap`` the weights are explicit. Rows without visible keys are zero, the empty sum.
 
     Args:
         q_BHNK: queries.
@@ -293,8 +311,15 @@ def attend(
         v_BHNK: values.
         visible: booleans that broadcast to (…, N, N).
         dropped: dropout rate on softmax weights.
+        softcap: bound of the logits, as in `cap`.
     """
     empty = ~visible.any(-1, keepdim=True)
     # Some softmaxes give NaN for an empty row: let the row see everything, then zero its output.
-    attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty, dropout_p=dropped)
+    seen = visible | empty
+    if softcap is None:
+        attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen, dropout_p=dropped)
+    else:
+        logits = cap(at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1]), softcap)
+        a_BHNN = F.dropout(logits.masked_fill(~seen, -math.inf).softmax(-1), dropped)
+        attended_BHNK = a_BHNN.to(v_BHNK.dtype) @ v_BHNK
     return attended_BHNK.masked_fill(empty, 0.0)

@@ -70,12 +70,12 @@ class AttentionX(AbstractSoftmaxAttention):
 
     def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return softmax(q̃k̃ᵀ/√K) v, zero in empty rows."""
-        if mask_BN is None and not self.mask_diagonal:
+        if mask_BN is None and not self.mask_diagonal and self.softcap is None:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal, dropout_p=self.dropped)
         visible = visible_pairs(
             q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
         )
-        return attend(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped)
+        return attend(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped, self.softcap)
 
 
 EXPORT = AttentionX

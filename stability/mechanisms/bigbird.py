@@ -118,7 +118,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         parts = []
         if num_global:
             seen = present(torch.arange(num_positions, device=x_BND.device)[None], num_positions, mask_BN)
-            parts.append(attend(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped))
+            parts.append(attend(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped, self.softcap))
         if plan:
             parts.append(self._attend_blocks(q_BHNK, k_BHNK, v_BHNK, plan, mask_BN))
         return self.joined(torch.cat(parts, 2), x_BND)
@@ -145,7 +145,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
             query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
             seen = seen & (key <= query[..., None])
         k, v = (_gather_blocks(split_into_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
-        y = attend(split_into_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
+        y = attend(split_into_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped, self.softcap)
         return y.flatten(2, 3)[:, :, : num_positions - first * block]
 
 

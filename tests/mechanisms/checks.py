@@ -336,6 +336,8 @@ def _check_projections(module: AbstractSoftmaxAttention, x_BND: Tensor) -> None:
     learned = module.log_temperature
     factor = 1 / math.sqrt(WIDTH // HEADS) if learned is None else math.exp(learned.item())
     expected_BHNN = factor * torch.einsum("bhik,bhjk->bhij", q_BHNK, k_BHNK)
+    if module.softcap is not None:
+        expected_BHNN = module.softcap * (expected_BHNN / module.softcap).tanh()
     assert torch.allclose(found_BHNN, expected_BHNN, rtol=1e-10, atol=1e-12), (
         "logits of other projections or of another factor"
     )
