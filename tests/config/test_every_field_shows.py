@@ -60,6 +60,7 @@ OTHERS: dict[str, Any] = {
     "model.positions": 15,
     "model.head_width": 4,
     "parametrization": {"name": "mup", "base_width": 8},
+    "model.logit_softcap": 0.5,
     "model.qk_bias": 1.0,
     "model.ffn_multiple": 2.0,
     "model.dropout": 0.3,
