@@ -126,7 +126,7 @@ WITH: dict[str, dict[str, Any]] = {
     "guards.on_nonfinite": {"guards": {"post_clip_norm": 0.01, "retries": 0}},
     "guards.retries": {"guards": {"post_clip_norm": 0.01, "on_nonfinite": "skip_step", "retries": 2}},
     "mix.order": {"model": {"layers": 4}},
-    "fox.rope": {"objective": "ar"},
+    **{f"fox.{name}": {"objective": "ar"} for name in ("rope", "qk_norm", "softcap")},
     "fox.decay_times": {"objective": "ar"},
     # with fewer blocks all are seen
     **{f"bigbird.{name}": {"mechanism": {"block": 2}} for name in ("window", "random", "link_seed")},
