@@ -92,6 +92,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         )
         if spec.parametrization.name != "standard":
             _parametrize(spec, data_format, model)
+        model.logit_softcap = spec.model.logit_softcap
         if spec.model.qk_bias:
             _start_local(model, embedding, spec.model.qk_bias)
     return model

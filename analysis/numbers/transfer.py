@@ -492,7 +492,8 @@ def _recipe(study: Study) -> dict[str, Any]:
     """Return what the studies of one law share, by name; parts that only one of them has need no partner."""
     spec = study.spec
     schedule, model = dict(spec.get("schedule") or {}), dict(spec.get("model") or {})
-    warmup = schedule.pop("warmup_steps", 0) / spec["steps"]
+    share = schedule.pop("warmup_share", None)
+    warmup = share or schedule.pop("warmup_steps", 0) / spec["steps"]
     own = {f"mechanism.{each['name']}": each for each in spec.get("mechanism") or () if isinstance(each, Mapping)}
     for each in spec.get("parametrization") or ():
         own[f"parametrization.{each.get('name', STANDARD)}"] = {**each, **_base_sizes(study, each)}
@@ -501,6 +502,6 @@ def _recipe(study: Study) -> dict[str, Any]:
         "heads": model.get("head_width") or f"{model.get('heads')} heads",
         **{key: spec.get(key) for key in PARTS},
         "data": sorted(set(study.runs["data_fingerprint"])),
-        "schedule": (schedule, round(warmup, 3)),
+        "schedule": (schedule | {"warmup_steps": 0}, round(warmup, 3)),
         "model": {key: value for key, value in model.items() if key not in OF_WIDTH},
     }

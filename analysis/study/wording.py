@@ -127,6 +127,8 @@ def recipe(study: Study) -> str:
     if not schedule or "clip_norm" not in spec:
         return ""
     warmup = f" after {plural(schedule['warmup_steps'], 'warm-up step')}" if schedule.get("warmup_steps") else ""
+    if share := schedule.get("warmup_share"):
+        warmup = f" after a warm-up over {100 * share:g} % of the steps"
     clip = f"gradient norm clipped at {spec['clip_norm']:g}" if spec["clip_norm"] else "no gradient clipping"
     return f"{join_words(sorted(set(study.runs['optimizer'])))}, {schedule['name']} learning rate{warmup}, {clip}"
 

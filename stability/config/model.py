@@ -48,6 +48,9 @@ class ModelSpec(Settings):
         default=0.0,
         description="initial value of attention's query and key biases; equal ones make the first pattern local (RoPE)",
     )
+    logit_softcap: Annotated[float | None, Since(None)] = Field(
+        default=None, gt=0, description="c: each output z becomes c·tanh(z/c), in samples, too; Gemma 2: 30; null: none"
+    )
     embedding_std: Annotated[float, Since(1.0)] = Field(
         default=1.0, gt=0, description="initial standard deviation of the token embeddings (model.init=ours)"
     )

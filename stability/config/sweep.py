@@ -300,6 +300,7 @@ class SweepSpec(AbstractRecipe):
 
 
 def _make_run(values: dict[str, Any]) -> RunSpec:
-    """Return a validated run with its number of heads alone, whether or not it came from ``head_width``."""
+    """Return a validated run with its numbers of heads and of warm-up steps, whether or not they came from shares."""
     run = validate(RunSpec, values)
-    return run.model_copy(update={"model": run.model.model_copy(update={"head_width": None})})
+    model = run.model.model_copy(update={"head_width": None})
+    return run.model_copy(update={"model": model, "schedule": run.schedule.settle(run.steps)})

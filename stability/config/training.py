@@ -20,13 +20,16 @@ class ScheduleSpec(Settings):
     """
 
     read_by: ClassVar[dict[str, tuple[str, ...]]] = {
-        "constant": ("warmup_steps",),
-        "linear": ("warmup_steps", "final_ratio"),
-        "cosine": ("warmup_steps", "final_ratio"),
-        "wsd": ("warmup_steps", "decay_share", "final_ratio"),
+        "constant": ("warmup_steps", "warmup_share"),
+        "linear": ("warmup_steps", "warmup_share", "final_ratio"),
+        "cosine": ("warmup_steps", "warmup_share", "final_ratio"),
+        "wsd": ("warmup_steps", "warmup_share", "decay_share", "final_ratio"),
     }
     name: Literal["constant", "linear", "cosine", "wsd"] = Field(description="shape of the decay after warm-up")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
+    warmup_share: Annotated[float | None, Since(None)] = Field(
+        default=None, gt=0, lt=1, description="the same as a share of all steps, rounded; null: warmup_steps"
+    )
     final_ratio: float = Field(
         default=0.1,
         ge=0,
@@ -36,6 +39,22 @@ class ScheduleSpec(Settings):
     decay_share: Annotated[float, Since(0.2)] = Field(
         default=0.2, gt=0, le=1, description="share of all steps, the last ones, in which wsd decays"
     )
+
+    @model_validator(mode="after")
+    def _check_one_warmup(self) -> ScheduleSpec:
+        if self.warmup_steps and self.warmup_share is not None:
+            raise ValueError(
+                f"schedule.warmup_share={self.warmup_share:g} and schedule.warmup_steps={self.warmup_steps} both set "
+                "the warm-up; give warmup_steps=0 beside a share"
+            )
+        return self
+
+    def settle(self, num_steps: int) -> ScheduleSpec:
+        """Return the schedule of a run, its warm-up as a number of steps, at least one for a share."""
+        if self.warmup_share is None:
+            return self
+        warmup_steps = max(1, round(self.warmup_share * num_steps))
+        return self.model_copy(update={"warmup_steps": warmup_steps, "warmup_share": None})
 
     def decay_steps(self, num_steps: int) -> int:
         """Return the number of final steps in which wsd decays, at least one."""

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from stability.config import Settings
+from stability.config.identity import Since
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractAttention
+from stability.models.precision import at_least_float32
 
 WIDEST_HEAD = 128  # of kernels.band_attention
+QK_NORM = (
+    "norm of each head's queries and keys before rotation, its gains learned and shared by heads; model.qk_bias acts "
+    "before it"
+)
+
+
+class DotProductSettings(Settings):
+    """Settings of the logits, shared by the mechanisms with an `AbstractDotProductAttention`."""
+
+    qk_norm: Annotated[Literal["none", "layernorm", "rmsnorm"], Since("none")] = Field(
+        default="none", description=QK_NORM
+    )
+
+    softcap: Annotated[float | None, Since(None)] = Field(
+        default=None,
+        gt=0,
+        description="c: each logit z becomes c·tanh(z/c) before the mask, by explicit weights; Gemma 2: 50; null: none",
+    )
+
+    @model_validator(mode="after")
+    def _check_one_factor(self) -> DotProductSettings:
+        if self.qk_norm != "none" and getattr(self, "temperature", "fixed") == "learned":
+            raise ValueError(
+                f"qk_norm={self.qk_norm} learns the size of q·k by its gains, and so does temperature=learned; leave "
+                "one of the two out"
+            )
+        return self
 
 
 class AbstractDotProductAttention(AbstractAttention):
@@ -30,6 +61,9 @@ class AbstractDotProductAttention(AbstractAttention):
         mask_diagonal: True if no position attends to itself.
         log_temperature: t, if q·k has a learned factor e^t instead of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2);
             else None.
+        q_norm: norm of each head's queries before rotation (``qk_norm``); None without.
+        k_norm: that of its keys.
+        softcap: bound c of the logits, which are then c·tanh(z/c); None without.
         kv_heads: number of key and value heads, smaller than ``heads`` for grouped queries (Ainslie et al. 2023,
             arXiv:2305.13245). Query head h then uses key-value head h // (heads / kv_heads), and ``qkv`` has D +
             2·kv_heads·K rows. All exposed tensors have all heads.
@@ -39,6 +73,8 @@ class AbstractDotProductAttention(AbstractAttention):
     gamma: float | Tensor | None
     mask_diagonal: bool = False
     log_temperature: nn.Parameter | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
 
     def __init__(self, config: Any, shape: MixerShape):
         super().__init__()
@@ -51,6 +87,9 @@ class AbstractDotProductAttention(AbstractAttention):
         self.out = nn.Linear(shape.width, shape.width)
         # set per instance: a class attribute would prevent registering a parameter under this name
         self.gamma = self.log_temperature = None
+        own = config if isinstance(config, DotProductSettings) else DotProductSettings()
+        self.softcap = own.softcap
+        self.q_norm, self.k_norm = (_make_norm(own.qk_norm, shape.head_width) for _ in range(2))
 
     @classmethod
     def kv_heads_of(cls, config: Any, heads: int) -> int:
@@ -61,6 +100,11 @@ class AbstractDotProductAttention(AbstractAttention):
         """Make the factor on q·k a parameter shared by all heads, initially 1/√K."""
         head_width = self.out.in_features // self.heads
         self.log_temperature = nn.Parameter(torch.full((1,), -0.5 * math.log(head_width)))
+
+    @property
+    def is_bilinear(self) -> bool:
+        """Whether the logits are bilinear in W_q and W_k, apart from biases: not with ``qk_norm``."""
+        return self.q_norm is None
 
     @property
     def own_decay(self) -> dict[str, bool]:
@@ -132,7 +176,7 @@ class AbstractDotProductAttention(AbstractAttention):
     def projections(self) -> tuple[Float[Tensor, "H K D"], Float[Tensor, "H K D"]]:
         """Return W_q and W_k per head.
 
-        Without rotation and biases the logits are (W_q x)·(W_k x′) times 1/√K, or times e^t if learned.
+        Without rotation, biases and norms the logits are (W_q x)·(W_k x′) times 1/√K, or times e^t if learned.
         """
         of_heads_SKD = self.qkv.weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))
         w_q_HKD, w_k_GKD, _ = of_heads_SKD.split((self.heads, self.kv_heads, self.kv_heads))
@@ -141,13 +185,18 @@ class AbstractDotProductAttention(AbstractAttention):
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv`` into queries, keys and values, (B, H, N, K) each.
 
-        Queries and keys are rotated if the run uses RoPE. With a learned temperature queries are scaled by √K·e^t,
-        since `logits` divides by √K.
+        Queries and keys are normed with ``qk_norm``, then rotated if the run uses RoPE. With a learned temperature
+        queries are scaled by √K·e^t, since `logits` divides by √K.
         """
         qkv_BNSK = qkv_BND.unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
         qk_BNSK, v_BNGK = qkv_BNSK.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BNHK, k_BNGK = qk_BNSK.split((self.heads, self.kv_heads), 2)
+            qk_BNSK = torch.cat([self.q_norm(q_BNHK), self.k_norm(k_BNGK)], 2)
         turned = qk_BNSK if self.rope is None else self.rope(qk_BNSK, position_dim=1)
-        q_BHNK, k_BGNK = (part.transpose(1, 2) for part in turned.split((self.heads, self.kv_heads), 2))
+        q_BHNK, k_BGNK = (
+            part.transpose(1, 2) for part in turned.to(v_BNGK.dtype).split((self.heads, self.kv_heads), 2)
+        )
         if self.log_temperature is not None:
             q_BHNK = q_BHNK * (self.log_temperature.exp() * math.sqrt(q_BHNK.shape[-1]))
         return q_BHNK, self._repeat_per_query_head(k_BGNK, 1), self._repeat_per_query_head(v_BNGK.transpose(1, 2), 1)
@@ -158,11 +207,11 @@ class AbstractDotProductAttention(AbstractAttention):
         return of_kv_heads if group == 1 else of_kv_heads.repeat_interleave(group, dim)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
-        """Return q̃_i·k̃_j / √K for all pairs, visible or not.
+        """Return q̃_i·k̃_j / √K for all pairs, visible or not, capped with ``softcap``.
 
         The arguments are outputs of `split`.
         """
-        return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
+        return cap(q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1]), self.softcap)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         return self.split(self.qkv(x_BND))[2]
@@ -177,6 +226,19 @@ class AbstractSoftmaxAttention(AbstractDotProductAttention):
         if mask_BN is not None:
             visible = visible & mask_BN[:, None, None]
         return self.logits(q_BHNK, k_BHNK).masked_fill(~visible, -math.inf).softmax(-1).masked_fill(~visible, 0.0)
+
+
+class _RMSNorm(nn.RMSNorm):
+    """RMSNorm in float32 or wider, as torch's LayerNorm sums by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(at_least_float32(x))
+
+
+def _make_norm(name: str, head_width: int) -> nn.Module | None:
+    """Return the norm of one head's queries or keys, with ε = 1e-5 and gains of 1; None for "none"."""
+    kinds = {"layernorm": nn.LayerNorm, "rmsnorm": _RMSNorm}
+    return kinds[name](head_width, eps=1e-5) if name in kinds else None
 
 
 def require_groups(mechanism: str, kv_heads: int | None, heads: int) -> None:
@@ -226,12 +288,22 @@ def find_unsupported(use: Use) -> str | None:
     return f"heads of width {use.head_width} > {WIDEST_HEAD}" if use.head_width > WIDEST_HEAD else None
 
 
+def cap(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return c·tanh(z/c), between −c and c; z itself if ``softcap`` is None (Gemma 2, arXiv:2408.00118, 2)."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
 def attend(
-    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
+    q_BHNK: Tensor,
+    k_BHNK: Tensor,
+    v_BHNK: Tensor,
+    visible: Tensor,
+    dropped: float = 0.0,
+    softcap: float | None = None,
 ) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over visible keys by torch's scaled_dot_product_attention.
 
-    Rows without visible keys are zero, the empty sum.
+    It cannot cap logits: with ``softcap`` the weights are explicit. Rows without visible keys are zero, the empty sum.
 
     Args:
         q_BHNK: queries.
@@ -239,8 +311,15 @@ def attend(
         v_BHNK: values.
         visible: booleans that broadcast to (…, N, N).
         dropped: dropout rate on softmax weights.
+        softcap: bound of the logits, as in `cap`.
     """
     empty = ~visible.any(-1, keepdim=True)
     # Some softmaxes give NaN for an empty row: let the row see everything, then zero its output.
-    attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty, dropout_p=dropped)
+    seen = visible | empty
+    if softcap is None:
+        attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen, dropout_p=dropped)
+    else:
+        logits = cap(at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1]), softcap)
+        a_BHNN = F.dropout(logits.masked_fill(~seen, -math.inf).softmax(-1), dropped)
+        attended_BHNK = a_BHNN.to(v_BHNK.dtype) @ v_BHNK
     return attended_BHNK.masked_fill(empty, 0.0)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from stability.mechanisms._attention import AbstractDotProductAttention, visible_pairs
+from stability.mechanisms._attention import AbstractDotProductAttention, cap, visible_pairs
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.models.position import Rope
 from stability.models.precision import at_least_float32
@@ -60,8 +60,8 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
         raise NotImplementedError
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "B H N N"]:
-        """Return q̃_i·k̃_j / √K for all pairs, in float32 or wider."""
-        return at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1])
+        """Return q̃_i·k̃_j / √K for all pairs, in float32 or wider, capped with ``softcap``."""
+        return cap(at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1]), self.softcap)
 
     def find_visible(self, x_BND: Tensor, mask_BN: Tensor | None) -> Bool[Tensor, "B 1 N N"]:
         """Return the visible pairs: True if a query (third axis) sees a key (fourth).

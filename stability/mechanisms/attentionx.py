@@ -12,9 +12,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, visible_pairs
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and its ViT (4.1)
@@ -29,7 +28,7 @@ class AttentionX(AbstractSoftmaxAttention):
     are those of `sa`.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for the subtracted term; null is the paper's recipe (3.2).
 
         The recipe is γ > 1 if a position attends to itself, γ = 1 if not.
@@ -71,12 +70,12 @@ class AttentionX(AbstractSoftmaxAttention):
 
     def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return softmax(q̃k̃ᵀ/√K) v, zero in empty rows."""
-        if mask_BN is None and not self.mask_diagonal:
+        if mask_BN is None and not self.mask_diagonal and self.softcap is None:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal, dropout_p=self.dropped)
         visible = visible_pairs(
             q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
         )
-        return attend(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped)
+        return attend(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped, self.softcap)
 
 
 EXPORT = AttentionX

@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import present, split_into_blocks
 
@@ -39,7 +38,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
     O(N·b·(g + 2w + 1 + r)), linear in N, plus O(g·b·N) for global rows.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Block size, and number of visible blocks of each kind."""
 
         block: int = Field(default=4, ge=1, description="b: positions in a block")
@@ -119,7 +118,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         parts = []
         if num_global:
             seen = present(torch.arange(num_positions, device=x_BND.device)[None], num_positions, mask_BN)
-            parts.append(attend(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped))
+            parts.append(attend(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped, self.softcap))
         if plan:
             parts.append(self._attend_blocks(q_BHNK, k_BHNK, v_BHNK, plan, mask_BN))
         return self.joined(torch.cat(parts, 2), x_BND)
@@ -146,7 +145,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
             query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
             seen = seen & (key <= query[..., None])
         k, v = (_gather_blocks(split_into_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
-        y = attend(split_into_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
+        y = attend(split_into_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped, self.softcap)
         return y.flatten(2, 3)[:, :, : num_positions - first * block]
 
 

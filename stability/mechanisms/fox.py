@@ -14,7 +14,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config import Settings
+from stability.mechanisms._attention import DotProductSettings
 from stability.mechanisms._base import CAUSAL, MixerShape
 from stability.mechanisms._written_out import AbstractWrittenOutAttention
 from stability.models.precision import at_least_float32, in_float32
@@ -29,14 +29,14 @@ class ForgettingAttention(AbstractWrittenOutAttention):
     = 0, so padding causes no decay. The gates encode positions. So by default queries and keys are not rotated under
     any position scheme, and position=rope and none are the same model. With ``rope="absolute"`` they are rotated as in
     `sa` under position=rope. This is the paper's plain block (FoX, LLaMA). Its Pro block also has an output gate and
-    norm, normed q and k, and a shift of keys and values.
+    norm, normed q and k (``qk_norm``), and a shift of keys and values.
 
     b_f starts at 0, as in the paper's released code: about half is forgotten per position. With ``decay_times`` the
     heads start with f = e^(−1/T), so b_f = −ln(e^(1/T) − 1). T is log-spaced from the first head's to the last's, as in
     the paper for gates that do not read x.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for rotation and initial gates."""
 
         rope: Literal["none", "absolute"] = Field(

@@ -10,9 +10,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, require_groups, visible_pairs
+from stability.mechanisms._attention import (
+    AbstractSoftmaxAttention,
+    DotProductSettings,
+    attend,
+    require_groups,
+    visible_pairs,
+)
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 
@@ -26,7 +31,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     ``sdpa_kernel(SDPBackend.MATH)``, since attention is torch's scaled_dot_product_attention.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for visible keys; width, heads and direction come from model and objective."""
 
         mask_diagonal: Annotated[bool, Since(False)] = Field(
@@ -64,15 +69,12 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         return self.joined(self._attend(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention."""
-        if self.mask_diagonal:
-            return attend(
-                q_BHNK,
-                k_BHNK,
-                v_BHNK,
-                visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=True, device=q_BHNK.device),
-                self.dropped,
+        """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention unless capped."""
+        if self.mask_diagonal or self.softcap is not None:
+            seen = visible_pairs(
+                q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
             )
+            return attend(q_BHNK, k_BHNK, v_BHNK, seen, self.dropped, self.softcap)
         visible = None if mask_BN is None else self._visible(mask_BN)
         return F.scaled_dot_product_attention(
             q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None, dropout_p=self.dropped

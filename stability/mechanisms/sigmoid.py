@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 from torch import Tensor, nn
 
-from stability.config import Settings
+from stability.mechanisms._attention import QK_NORM, DotProductSettings
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape
 from stability.mechanisms._written_out import AbstractWrittenOutAttention
 from stability.models.precision import at_least_float32
+
+# Older runs have a bool, which their ids contain; it is written as before.
+OLDER = {"none": False, "layernorm": True}
+
+
+def _read_older(value: Any) -> Any:
+    return {False: "none", True: "layernorm"}[value] if isinstance(value, bool) else value
 
 
 class SigmoidAttention(AbstractWrittenOutAttention):
@@ -26,11 +32,11 @@ class SigmoidAttention(AbstractWrittenOutAttention):
     n is the model's training length (`model.positions`), a constant as in the paper. So a causal position's output does
     not depend on the final sequence length. If that length is unknown (a layer built by hand, a tokenizer's), n is each
     sequence's number of valid positions, so that padding changes nothing. ``norm="after"`` is the hybrid norm needed by
-    the paper's longer language models, W_o norm(AV): a root mean square norm over all heads together. ``qk_norm`` is a
-    LayerNorm on each head's q and k before rotation, with scales shared by heads.
+    the paper's longer language models, W_o norm(AV): a root mean square norm over all heads together. The paper's norm
+    of queries and keys is ``qk_norm=layernorm``.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for the bias and the norms."""
 
         length: int | None = Field(
@@ -39,7 +45,11 @@ class SigmoidAttention(AbstractWrittenOutAttention):
         norm: Literal["none", "after"] = Field(
             default="none", description="root mean square norm of what the heads give, before the output map, or none"
         )
-        qk_norm: bool = Field(default=False, description="whether each head's queries and keys are normed (LayerNorm)")
+        qk_norm: Annotated[
+            Literal["none", "layernorm", "rmsnorm"],
+            BeforeValidator(_read_older),
+            PlainSerializer(lambda value: OLDER.get(value, value)),
+        ] = Field(default="none", description=QK_NORM)
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
     rows_sum_to_one = False
@@ -47,18 +57,11 @@ class SigmoidAttention(AbstractWrittenOutAttention):
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape, shape.rope)
         self.length = shape.num_positions if config.length is None else config.length
+        # after ``norm``, the parameters' order in older checkpoints
+        q_norm, k_norm = self.q_norm, self.k_norm
+        del self.q_norm, self.k_norm
         self.norm = nn.RMSNorm(shape.width, eps=1e-5) if config.norm == "after" else None
-        self.q_norm, self.k_norm = (nn.LayerNorm(shape.head_width) if config.qk_norm else None for _ in range(2))
-
-    def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as in the base class.
-
-        With ``qk_norm`` queries and keys are normed by head before rotation.
-        """
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BNHK, k_BNHK, v_BNHK = qkv_BND.unflatten(-1, (3, self.heads, -1)).unbind(2)
-            qkv_BND = torch.cat([self.q_norm(q_BNHK), self.k_norm(k_BNHK), v_BNHK], 2).flatten(2)
-        return super().split(qkv_BND)
+        self.q_norm, self.k_norm = q_norm, k_norm
 
     def weigh(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         a_BHNN = (logits_BHNN + self.bias(x_BND, mask_BN)).sigmoid()

@@ -156,7 +156,7 @@ class SpargeAttention(AbstractTrainingFree):
         is_predicted = exists_BJ[:, None, None] & (alike_k_BHJ >= self.theta)[:, :, None]
         if self.causal:
             is_predicted = is_predicted & (block_J < own_N1)
-        logits_BHNJ = mean_q_BHNK @ mean_k_BHJK.mT / math.sqrt(q_BHNK.shape[-1])
+        logits_BHNJ = self.logits(mean_q_BHNK, mean_k_BHJK)
         # a row without predictions is NaN before the second fill
         mass_BHNJ = logits_BHNJ.masked_fill(~is_predicted, -math.inf).softmax(-1).masked_fill(~is_predicted, 0.0)
         own_NJ = (block_J == own_N1) if self.causal else torch.zeros_like(block_J == own_N1)

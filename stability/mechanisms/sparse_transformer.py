@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -42,7 +41,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
     ``stride`` does not adapt to N, since padding must not change a sequence's result.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for far positions."""
 
         pattern: Literal["strided", "fixed"] = Field(
@@ -154,7 +153,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         query, key = band_positions(num_positions, block, before, after, q_BHNK.device)
         seen = (key >= query - before) & (key <= query + after) & present(key, num_positions, mask_BN)
         k, v = (bands(part, block, before, after) for part in (k_BHNK, v_BHNK))
-        y = attend(split_into_blocks(q_BHNK, block), k, v, seen, self.dropped)
+        y = attend(split_into_blocks(q_BHNK, block), k, v, seen, self.dropped, self.softcap)
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _attend_strided(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -166,7 +165,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= key.mT)
         q, k, v = (split_into_classes(part, stride) for part in qkv_BHNK)
-        y = attend(q, k, v, seen, self.dropped)
+        y = attend(q, k, v, seen, self.dropped, self.softcap)
         return merge_classes(y, num_positions)
 
     def _block(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -177,7 +176,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= query)
         q, k, v = (split_into_blocks(part, stride) for part in qkv_BHNK)
-        y = attend(q, k, v, seen, self.dropped)
+        y = attend(q, k, v, seen, self.dropped, self.softcap)
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _summaries(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -191,7 +190,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= torch.arange(num_positions, device=key.device)[:, None])
         k, v = (split_into_blocks(part, stride)[..., first:, :].flatten(2, 3) for part in (k_BHNK, v_BHNK))
-        return attend(q_BHNK, k, v, seen, self.dropped)
+        return attend(q_BHNK, k, v, seen, self.dropped, self.softcap)
 
 
 def num_near(heads: int) -> int:

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, find_unsupported
+from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend, find_unsupported
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, present, split_into_blocks
 from stability.mechanisms._impl import Impl, Use
@@ -26,7 +25,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
     itself, so no softmax row is empty.
     """
 
-    class Config(Settings):
+    class Config(DotProductSettings):
         """Settings for the band."""
 
         window: int = Field(
@@ -44,7 +43,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        return find_unsupported(use)
+        return find_unsupported(use) if config.softcap is None else f"softcap={config.softcap:g}"
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
@@ -74,13 +73,12 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         num_positions = x_BND.shape[1]
         before, after = self._reach(num_positions)
         block = max(before, MIN_BLOCK)
-        y = F.scaled_dot_product_attention(
-            split_into_blocks(q_BHNK, block),
-            bands(k_BHNK, block, before, after),
-            bands(v_BHNK, block, before, after),
-            attn_mask=self._visible(num_positions, block, mask_BN, x_BND.device),
-            dropout_p=self.dropped,
-        )
+        q, k, v = split_into_blocks(q_BHNK, block), *(bands(part, block, before, after) for part in (k_BHNK, v_BHNK))
+        visible = self._visible(num_positions, block, mask_BN, x_BND.device)
+        if self.softcap is None:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=self.dropped)
+        else:
+            y = attend(q, k, v, visible, self.dropped, self.softcap)
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:

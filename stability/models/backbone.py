@@ -78,6 +78,7 @@ class Backbone(OwnInit):
         gives_losses: whether `forward` supports ``losses``.
         factors: a parametrization's factors by parameter; none: all are 1.
         readout_scale: factor on the head's input.
+        logit_softcap: bound c of the logits, which are then c·tanh(z/c); None: none. A ``readout`` has no logits.
     """
 
     # roles of the parts built here (`stability.config.groups`), unless a part defines other roles inside
@@ -92,6 +93,7 @@ class Backbone(OwnInit):
     gives_losses: ClassVar[bool] = True
     factors: Mapping[str, Factors] = MappingProxyType({})
     readout_scale: float = 1.0
+    logit_softcap: float | None = None
 
     def __init__(
         self,
@@ -174,9 +176,16 @@ class Backbone(OwnInit):
         return attach_losses(result, own) if losses else result
 
     def _read_out(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
-        if readout is None and isinstance(self.head, nn.Linear):
-            return self.head(hidden_BND)
-        return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)
+        if readout is not None:
+            assert self.logit_softcap is None, "refused when parsed"
+            return readout(hidden_BND, self._head_weight(), self.head.bias)
+        if isinstance(self.head, nn.Linear):
+            logits_BNV = self.head(hidden_BND)
+        else:
+            logits_BNV = nn.functional.linear(hidden_BND, self._head_weight(), self.head.bias)
+        if self.logit_softcap is None:
+            return logits_BNV
+        return self.logit_softcap * torch.tanh(at_least_float32(logits_BNV) / self.logit_softcap)
 
     def list_passes(self) -> list[Block]:
         """Return the blocks in the state's order: all of them, ``loops`` times."""

@@ -34,7 +34,7 @@ class TrainingLoss(NamedTuple):
 def with_auxiliary(
     objective: Any, model: nn.Module, examples: Any, params: Mapping[str, Tensor] | None = None
 ) -> TrainingLoss:
-    """Return the objective's `loss` on a batch plus the model's auxiliary losses (`WithLoss`).
+    """Return the objective's `loss` on a batch plus its own and the model's auxiliary losses (`WithLoss`).
 
     A sequence has the same weight in the auxiliary mean as in the mean loss, so microbatches add up to the batch. The
     model runs once, as in `loss`, and retains nothing of the pass. Only a `Backbone` has auxiliary losses.
@@ -46,8 +46,8 @@ def with_auxiliary(
         params: parameters to use instead of the model's own.
     """
     if not getattr(model, "gives_losses", False):
-        total, count = objective.loss(model, examples, params)
-        return TrainingLoss(total, count, None)
+        total, count, own = objective.loss_with_own(model, examples, params)
+        return TrainingLoss(total if own is None else total + own, count, own)
     losses: list[Tensor] = []
 
     def heard(inputs: Any, **given: Any) -> Any:
@@ -55,11 +55,12 @@ def with_auxiliary(
         found = model(inputs, **asked) if params is None else functional_call(model, dict(params), (inputs,), asked)
         return split_loss(found, losses)
 
-    total, count = objective.loss(heard, examples)
+    total, count, own = objective.loss_with_own(heard, examples)
     if not losses:
-        return TrainingLoss(total, count, None)
+        return TrainingLoss(total if own is None else total + own, count, own)
     loss_B = sum_losses(losses)
     loss_B = loss_B if loss_B.dtype == torch.float64 else loss_B.float()
     counts_B = torch.stack([objective.count(part, loss_B.dtype) for part in examples.split(1)])
     auxiliary = (loss_B * counts_B).sum()
+    auxiliary = auxiliary if own is None else auxiliary + own
     return TrainingLoss(total + auxiliary, count, auxiliary)

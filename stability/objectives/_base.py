@@ -19,7 +19,8 @@ from stability.config.impl import KernelUser
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._auxiliary import TrainingLoss, with_auxiliary
-from stability.objectives._chunks import sum_by_chunks
+from stability.objectives._chunks import LossSum, sum_by_chunks
+from stability.objectives._z_loss import z_loss_sum
 from stability.runs.words import Words
 
 
@@ -330,9 +331,41 @@ class AbstractObjective(KernelUser):
             examples: the batch.
             params: parameters to use instead of the model's own.
         """
+        return self._sum_loss(self.loss_sum, model, examples, params)
+
+    def loss_with_own(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return `loss`, and the sum of the objective's own auxiliary loss (z-loss) or None.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
+        if not self.z_loss:
+            return *self.loss(model, examples, params), None
+        (total, own), count = self._sum_loss(self._with_own, model, examples, params)
+        return total, count, own
+
+    @property
+    def z_loss(self) -> float:
+        """Weight of the z-loss; 0 for an objective without the setting."""
+        return getattr(self.config, "z_loss", 0.0)
+
+    def _with_own(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
+        """Return `loss_sum` with two sums: the loss and the z-loss."""
+        total, count = self.loss_sum(logits_BNV, examples)
+        return torch.stack([total, self.z_loss * z_loss_sum(logits_BNV, examples.weights_BN)]), count
+
+    def _sum_loss(
+        self, loss_sum: LossSum, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sums of ``loss_sum``, chunk by chunk with ``loss_chunk``, and the count."""
         if self.config.loss_chunk is None:
-            return self.loss_sum(examples.logits(model, params), examples)
-        read = partial(sum_by_chunks, self.loss_sum, examples, self.config.loss_chunk)
+            total, count = loss_sum(examples.logits(model, params), examples)
+            return total, count
+        read = partial(sum_by_chunks, loss_sum, examples, self.config.loss_chunk)
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
 

@@ -66,11 +66,28 @@ class AbstractVocabularyObjective(AbstractObjective):
         """
         if self.config.impl != "triton":
             return super().loss(model, examples, params)
-        total = examples.logits(model, params, readout=partial(self._sum_losses, examples))
+        total, _ = examples.logits(model, params, readout=partial(self._sum_losses, examples))
         return total, self.count(examples, total.dtype)
 
-    def _sum_losses(self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """Return the weighted sum of the losses of all counted positions."""
+    def loss_with_own(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return `loss` and the z-loss, which the kernels' log-sum-exp gives as well.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
+        if self.config.impl != "triton" or not self.z_loss:
+            return super().loss_with_own(model, examples, params)
+        total, own = examples.logits(model, params, readout=partial(self._sum_losses, examples))
+        return total, self.count(examples, total.dtype), own
+
+    def _sum_losses(
+        self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the weighted sums over all counted positions: the losses, and the z-loss or None."""
         from kernels.loss import vocabulary_sums  # needs triton, so imported on demand
 
         rows, index_R = examples.counted()
@@ -78,7 +95,9 @@ class AbstractVocabularyObjective(AbstractObjective):
         bias_V = None if bias_V is None else _autocast(bias_V)
         factors = _autocast(hidden_RD), _autocast(weight_VD), bias_V
         sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.choose_omitted(rows))
-        return (self.losses_of(sums, rows) * rows.weights_BN.squeeze(1).to(sums.dtype)).sum()
+        weights_R = rows.weights_BN.squeeze(1).to(sums.dtype)
+        own = self.z_loss * (sums[0].square() * weights_R).sum() if self.z_loss else None
+        return (self.losses_of(sums, rows) * weights_R).sum(), own
 
 
 def _autocast(factor: Tensor) -> Tensor:

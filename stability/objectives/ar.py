@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stability.objectives._base import Examples, weighted_cross_entropy
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives._z_loss import ZLoss
 
 
 class Autoregressive(AbstractVocabularyObjective):
@@ -14,6 +15,8 @@ class Autoregressive(AbstractVocabularyObjective):
 
     class Config(VocabularySettings):
         """The settings common to all objectives over a vocabulary."""
+
+        z_loss: ZLoss = 0.0
 
     task = "next-token prediction; objective=mlm is a masked language model"
     direction = "causal"

@@ -20,6 +20,7 @@ from stability.objectives._base import (
     weighted_cross_entropy,
 )
 from stability.objectives._rand_augment import HIGHEST, rand_augment
+from stability.objectives._z_loss import ZLoss
 from stability.runs.words import ShareWords, Words
 
 MAGNITUDE = 14.0  # that of github.com/kentaroy47/vision-transformers-cifar10
@@ -64,6 +65,8 @@ class Classification(AbstractObjective):
         magnitude: Annotated[float, Since(MAGNITUDE)] = Field(
             default=MAGNITUDE, ge=0, le=HIGHEST, description="how much each of them does, of 30 (rand_augment above 0)"
         )
+
+        z_loss: ZLoss = 0.0
 
         @model_validator(mode="after")
         def _magnitude_is_read(self) -> Classification.Config:

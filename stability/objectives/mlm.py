@@ -12,6 +12,7 @@ from stability.config.identity import Since
 from stability.objectives._base import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives._z_loss import ZLoss
 
 
 class MaskedLanguageModel(AbstractVocabularyObjective):
@@ -45,6 +46,8 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
             le=2**24,
             description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)",
         )
+
+        z_loss: ZLoss = 0.0
 
         @model_validator(mode="after")
         def _rate_is_read(self) -> MaskedLanguageModel.Config:

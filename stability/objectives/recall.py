@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stability.objectives._base import Examples, weighted_cross_entropy
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives._z_loss import ZLoss
 from stability.runs.words import ShareWords, Words
 
 
@@ -21,6 +22,8 @@ class Recall(AbstractVocabularyObjective):
 
     class Config(VocabularySettings):
         """The settings common to all objectives over a vocabulary."""
+
+        z_loss: ZLoss = 0.0
 
     corpus_kind = "questions"
     direction = "causal"

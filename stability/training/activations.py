@@ -27,7 +27,7 @@ DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, 
 TINY = 10.0  # in ε: a root of the second moment below it hardly scales its entry's step
 STEP = "model"  # block of a step's own row
 # optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
-MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb")
+MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
 # a mixer's map whose output goes through a sigmoid, by the mixer's file
 GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate"}
 

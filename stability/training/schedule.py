@@ -18,6 +18,7 @@ def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
         step: number of the update, from 1.
         num_steps: number of updates of the run.
     """
+    schedule = schedule.settle(num_steps)
     if step <= schedule.warmup_steps:
         return step / (schedule.warmup_steps + 1)
     kept = num_steps - schedule.decay_steps(num_steps) if schedule.name == "wsd" else schedule.warmup_steps

@@ -1,5 +1,7 @@
 """Fields that take several values, each with a curve of its own."""
 
+from operator import attrgetter
+
 import pytest
 
 from stability.config.identity import run_id
@@ -102,3 +104,21 @@ def test_a_size_that_is_no_number_is_refused_with_a_parametrization_too():
     ]
     with pytest.raises(ValueError, match="model.width='abc': input should be a valid integer"):
         read_spec("sweep", words).kinds()
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "values"),
+    [
+        (["vary.clip_norm=[0.3,1,null]"], "clip_norm", [0.3, 1.0, None]),
+        (["vary.clip_norm=[null,1]"], "clip_norm", [None, 1.0]),
+        (["vary.schedule.warmup_steps=[0,20,100]", "steps=200"], "schedule.warmup_steps", [0, 20, 100]),
+        (["vary.model.embedding_std=[0.1,1]"], "model.embedding_std", [0.1, 1.0]),
+        (["vary.batch=[8,32]"], "batch", [8, 32]),
+        (["ablate.adamw.beta2=[0.99,0.999]"], "optimizer.settings.beta2", [0.999, 0.99]),
+        (["ablate.adamw.epsilon=[1e-8,1e-6]"], "optimizer.settings.epsilon", [1e-8, 1e-6]),
+    ],
+)
+def test_interventions_vary_with_a_curve_for_each_value(words, path, values):
+    kinds = read_spec("sweep", ["mechanism=sa", "launcher=serial", *words]).kinds()
+    assert [attrgetter(path)(run) for _, run in kinds] == values
+    assert len({label for label, _ in kinds}) == len({run_id(run) for _, run in kinds}) == len(values)

@@ -322,17 +322,23 @@ def check_softmax_is_as_declared(module: AbstractSoftmaxAttention) -> None:
 
 
 def _check_projections(module: AbstractSoftmaxAttention, x_BND: Tensor) -> None:
-    """Without rotation and biases the logits are the factor times (W_q x)·(W_k x′), by the exposed W_q and W_k."""
+    """Without rotation and biases the logits are the factor times (W_q x)·(W_k x′), by the exposed W_q and W_k, each normed
+    first with ``qk_norm``."""
     plain = copy.deepcopy(module)
     plain.rope = None
     if plain.qkv.bias is not None:
         nn.init.zeros_(plain.qkv.bias)
-    q_BHNK, k_BHNK, _ = plain.split(plain.qkv(x_BND))
+    found_BHNN = plain.logits(*plain.split(plain.qkv(x_BND))[:2])
     w_q_HKD, w_k_HKD = module.projections()
+    q_BHNK, k_BHNK = (torch.einsum("bid,hkd->bhik", x_BND, w_HKD) for w_HKD in (w_q_HKD, w_k_HKD))
+    if not module.is_bilinear:
+        q_BHNK, k_BHNK = module.q_norm(q_BHNK), module.k_norm(k_BHNK)
     learned = module.log_temperature
     factor = 1 / math.sqrt(WIDTH // HEADS) if learned is None else math.exp(learned.item())
-    expected_BHNN = factor * torch.einsum("bid,hkd,hke,bje->bhij", x_BND, w_q_HKD, w_k_HKD, x_BND)
-    assert torch.allclose(plain.logits(q_BHNK, k_BHNK), expected_BHNN, rtol=1e-10, atol=1e-12), (
+    expected_BHNN = factor * torch.einsum("bhik,bhjk->bhij", q_BHNK, k_BHNK)
+    if module.softcap is not None:
+        expected_BHNN = module.softcap * (expected_BHNN / module.softcap).tanh()
+    assert torch.allclose(found_BHNN, expected_BHNN, rtol=1e-10, atol=1e-12), (
         "logits of other projections or of another factor"
     )
 

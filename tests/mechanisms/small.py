@@ -28,16 +28,17 @@ SMALL: dict[str, dict[str, Any]] = {
 
 # More settings, with which the whole contract is kept, in every direction.
 OTHER: dict[str, list[dict[str, Any]]] = {
-    "attentionx": [{"mask_diagonal": True}],
+    "attentionx": [{"mask_diagonal": True}, {"qk_norm": "rmsnorm", "softcap": 0.2}],
     "bigbird": [
         {"block": 4},
         {"block": 2, "random": 2, "global_blocks": 2},
         {"block": 3, "window": 2, "random": 0, "global_blocks": 0},
         {"block": 3, "window": 0, "random": 3},
         {"block": 1, "random": 2, "global_blocks": 0},
+        {"qk_norm": "rmsnorm", "softcap": 0.2},
     ],
-    "fox": [{"rope": "absolute"}, {"decay_times": (2, 8)}],
-    "gated_softmax": [{"gate": "headwise"}],
+    "fox": [{"rope": "absolute"}, {"decay_times": (2, 8)}, {"qk_norm": "layernorm", "softcap": 0.2}],
+    "gated_softmax": [{"gate": "headwise"}, {"qk_norm": "layernorm"}],
     "gla": [{"chunk": 2, "expand_k": 1.0, "expand_v": 2.0, "gate_rank": 3, "gate_divisor": 2.0, "conv": 3}],
     "longformer": [
         {"window": 2, "global_tokens": 0},
@@ -47,8 +48,15 @@ OTHER: dict[str, list[dict[str, Any]]] = {
         {"window": 18, "global_tokens": 1},
     ],
     "retnet": [{"expand_v": 2.0, "chunk": 2}],
-    "sa": [{"mask_diagonal": True}, {"kv_heads": 1}],
-    "sigmoid": [{"norm": "after"}, {"qk_norm": True}, {"norm": "after", "qk_norm": True}],
+    "sa": [
+        {"mask_diagonal": True},
+        {"kv_heads": 1},
+        {"qk_norm": "layernorm"},
+        {"qk_norm": "rmsnorm", "kv_heads": 1},
+        {"softcap": 0.2, "mask_diagonal": True},
+        {"softcap": 0.2},
+    ],
+    "sigmoid": [{"norm": "after"}, {"qk_norm": "rmsnorm", "softcap": 0.2}, {"norm": "after", "qk_norm": "layernorm"}],
     "sparse_transformer": [
         {"stride": 2},
         {"stride": 4},
@@ -56,7 +64,9 @@ OTHER: dict[str, list[dict[str, Any]]] = {
         {"pattern": "fixed", "stride": 4},
         {"pattern": "fixed", "stride": 5, "summary": 3},
         {"pattern": "fixed", "stride": 3, "summary": 3},
+        {"stride": 3, "qk_norm": "layernorm", "softcap": 0.2},
     ],
+    "sw": [{"window": 1, "qk_norm": "rmsnorm", "softcap": 0.2}],
     "titans": [
         {"chunk": 4},
         {"memory": "mlp", "chunk": 4},

@@ -12,6 +12,7 @@ from torch import nn
 from stability.config.identity import run_id
 from stability.probes.layers.measuring import layer_inputs, read_held_out
 from stability.probes.layers.streams import stream_statistics
+from stability.runs.directory import read_jsonl
 from stability.training.checkpoint import load
 from tests.models.parity import SIZE, TOKENS, model_of, ours, refused, shaken, spec_of
 
@@ -203,3 +204,56 @@ def test_a_field_left_alone_is_in_no_id_and_any_other_value_is(field):
     neutral = getattr(plain.model, field)
     assert run_id(spec_of(model=SIZE | {field: neutral})) == run_id(plain)
     assert run_id(spec_of(model=SIZE | {field: OTHERS[field]})) != run_id(plain)
+
+
+# --- capped outputs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_capped_outputs_are_a_bounded_tangent_of_the_uncapped(tied):
+    plain, capped = shaken(model_of(tied=tied)), shaken(model_of(tied=tied, logit_softcap=0.5))
+    expected = [[[0.5 * math.tanh(value / 0.5) for value in row] for row in rows] for rows in plain(TOKENS).tolist()]
+    torch.testing.assert_close(capped(TOKENS), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+
+
+def test_capped_outputs_are_those_of_gemma_2():
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 8}
+    outputs = []
+    for cap in (None, 0.05):
+        torch.manual_seed(0)
+        config = transformers.Gemma2Config(
+            **size, vocab_size=29, num_hidden_layers=1, pad_token_id=0, final_logit_softcapping=cap
+        )
+        with torch.no_grad():
+            outputs.append(transformers.Gemma2ForCausalLM(config).double().eval()(torch.arange(1, 9)[None]).logits)
+    model = model_of(logit_softcap=0.05).double()
+    model.head = nn.Linear(29, 29, bias=False).double()
+    nn.init.eye_(model.head.weight)
+    torch.testing.assert_close(model._read_out(outputs[0], None), outputs[1], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(*outputs, rtol=1e-2)
+
+
+def test_a_run_trains_validates_and_loads_with_capped_outputs(lab):
+    """No token is likelier than 1 / (1 + (V − 1) e^(−2c)), so no NLL is below that of it."""
+    least = math.log(1 + 255 * math.exp(-0.1))
+    found = []
+    for softcap in (0.05, None):
+        run = lab.train(lab.spec(objective="ar", model=SIZE | {"logit_softcap": softcap}, lr_peak=0.03))
+        rows = list(read_jsonl(run.metrics_file))
+        found.append(min(row[key] for row in rows for key in ("loss", "val_nll") if row.get(key) is not None) > least)
+        if softcap:
+            spec, model = load(run.checkpoints()[-1])
+            assert model.logit_softcap == 0.05 and model(TOKENS).abs().max() <= 0.05
+    assert found == [True, False]
+    assert run_id(spec) != run_id(lab.spec(objective="ar", model=SIZE))
+
+
+@pytest.mark.parametrize(("key", "value"), [("loss_chunk", 8), ("impl", "triton")])
+def test_capped_outputs_are_refused_beside_a_loss_that_has_none(key, value):
+    refused(
+        f"model.logit_softcap=30 caps the model's logits, and objective.{key}={value} does not make them; leave one of "
+        "the two out",
+        model=SIZE | {"logit_softcap": 30.0},
+        objective={"name": "ar", key: value},
+    )

@@ -207,6 +207,7 @@ def trace(subject: Subject) -> list[Any]:
     return [
         [(tuple(tensor.shape), tensor.flatten().tolist()) for tensor in tensors(examples)],
         losses,
+        float(objective.training_loss(subject.model, examples).total),
         shapes,
         {name: tuple(value.shape) for name, value in subject.model.named_parameters()},
         _read(objective),

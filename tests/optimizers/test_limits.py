@@ -10,15 +10,15 @@ from torch import nn
 
 from stability.optimizers import build, set_lr
 from stability.registry import Registry
-from tests.optimizers.oracles.by_tensor_a import cautious_adamw, lamb
+from tests.optimizers.oracles.by_tensor_a import cautious_adamw, lamb, stable_adamw
 
 RATES = [1e-2, 3e-2, 2e-2, 1e-2]
 
 
-def stepped(name: str, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
+def stepped(name: str, start: np.ndarray, gradients: list[np.ndarray], **settings: float) -> np.ndarray:
     """Return a tensor after a step by each gradient, at `RATES`."""
     value = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build(name, [("value", value)], lr=1.0)
+    optimizer = build(name, [("value", value)], lr=1.0, **settings)
     for rate, gradient in zip(RATES, gradients, strict=True):
         set_lr(optimizer, rate)
         value.grad = torch.from_numpy(gradient.copy())
@@ -58,3 +58,24 @@ def test_lambs_step_is_as_long_as_a_tensor_of_any_norm(size):
     config = Registry("optimizers").load("lamb").Config()
     found = stepped("lamb", start, gradients)
     assert same(found / size, lamb(config, start, gradients, RATES) / size)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_gradient_that_outgrows_its_mean_square_shortens_stable_adamws_step(weight_decay):
+    """By the formula and by pytorch_optimizer's class: at a hundredfold gradient the RMS is far above 1."""
+    library = pytest.importorskip("pytorch_optimizer")
+    draws = np.random.default_rng(2)
+    start, gradients = draws.standard_normal((8, 4)), [draws.standard_normal((8, 4)) for _ in RATES]
+    gradients[2] *= 100
+    config = Registry("optimizers").load("stable_adamw").Config(weight_decay=weight_decay)
+    found = stepped("stable_adamw", start, gradients, weight_decay=weight_decay)
+    assert same(found, stable_adamw(config, start, gradients, RATES))
+    value = nn.Parameter(torch.from_numpy(start.copy()))
+    settings = {"betas": (config.beta1, config.beta2), "eps": config.epsilon, "weight_decay": weight_decay}
+    public = library.StableAdamW([value], lr=1.0, **settings)
+    for rate, gradient in zip(RATES, gradients, strict=True):
+        public.param_groups[0]["lr"] = rate
+        value.grad = torch.from_numpy(gradient.copy())
+        public.step()
+    assert same(found, value.detach().numpy())
+    assert not np.allclose(found, stepped("adamw", start, gradients, weight_decay=weight_decay), rtol=1e-2)

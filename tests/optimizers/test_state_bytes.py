@@ -49,6 +49,7 @@ NUMBERS: dict[str, Callable[[Shape], int]] = {
     # two means, and of each side a factor and its eigenbasis
     "soap": of_matrices(lambda short, long: 2 * short * long + 2 * (short**2 + long**2)),
     "sophia": each(2),
+    "stable_adamw": each(2),
     "turbo_muon": of_matrices(lambda short, long: short * long),
 }
 SETTINGS = {"sgd": {"momentum": 0.9}}

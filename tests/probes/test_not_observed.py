@@ -68,7 +68,8 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
     else:
         assert main(argv) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"not observed: unseen_sigmoid; what={what} looks at {listed(*SOFTMAX)}\n")
+        why = " without qk_norm, whose logits are bilinear in W_q and W_k" if what == "qk" else ""
+        assert said.startswith(f"not observed: unseen_sigmoid; what={what} looks at {listed(*SOFTMAX)}{why}\n")
         assert "leaves out" not in said
     assert tables_of(runs["sigmoid"]) == []
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from analysis.numbers.transfer import _recipe
+from analysis.study.wording import recipe
+from stability.config.identity import run_id
 from stability.config.training import ScheduleSpec
 from stability.registry import Registry
 from stability.training.schedule import lr_factor
@@ -70,3 +76,60 @@ def test_a_run_that_does_not_decay_keeps_the_id_of_before_the_share(lab):
     assert "decay_share" not in essence(spec)
     wsd = [lab.spec(schedule={"name": "wsd", "decay_share": share}) for share in (0.2, 0.5)]
     assert run_id(wsd[0]) != run_id(wsd[1])
+
+
+def test_a_warmup_share_is_that_share_of_the_steps():
+    found = factors(8, name="constant", warmup_share=0.25)
+    assert found == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1])
+    assert factors(8, name="cosine", warmup_share=0.25) == factors(8, name="cosine", warmup_steps=2)
+    assert factors(8, name="constant", warmup_share=0.01)[0] == 0.5, "at least one step"
+
+
+def test_a_sweeps_runs_with_a_warmup_share_are_those_of_as_many_steps():
+    words = ["steps=[20,40]", "launcher=serial"]
+    by_share, by_steps = (
+        [run_id(run) for run in read_spec("sweep", [*words, word]).expand("0" * 64)]
+        for word in ("schedule.warmup_share=0.1", "schedule.warmup_steps=2")
+    )
+    assert by_share == by_steps
+    varied = read_spec("sweep", ["mechanism=sa", "steps=20", "vary.schedule.warmup_share=[0.1,0.5]", "launcher=serial"])
+    assert [(label, run.schedule.warmup_steps) for label, run in varied.kinds()] == [
+        ("warmup_share=0.1", 2),
+        ("warmup_share=0.5", 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["schedule.warmup_share=0.1", "schedule.warmup_steps=2"],
+            "schedule.warmup_share=0.1 and schedule.warmup_steps=2 both set the warm-up; give warmup_steps=0 beside a share",
+        ),
+        (
+            ["schedule=wsd", "schedule.warmup_share=0.6", "schedule.decay_share=0.5"],
+            "schedule.warmup_steps=6 and the 5 steps of schedule.decay_share=0.5 are more than steps=10; give less of "
+            "either",
+        ),
+        (["schedule.warmup_share=1.5"], "schedule.warmup_share=1.5: input should be less than 1"),
+    ],
+)
+def test_warmups_that_cannot_be_are_refused(words, line):
+    with pytest.raises(ValueError) as caught:
+        read_spec("sweep", ["steps=10", "launcher=serial", *words])
+    assert str(caught.value) == line
+
+
+def test_a_report_words_a_warmup_share_and_a_law_compares_it_with_steps():
+    studies: list[Any] = [
+        SimpleNamespace(
+            spec={"steps": 40, "clip_norm": None, "schedule": {"name": "constant", **schedule}},
+            runs={"optimizer": ["sgd"], "data_fingerprint": ["0"]},
+        )
+        for schedule in ({"warmup_steps": 0, "warmup_share": 0.05}, {"warmup_steps": 2}, {"warmup_steps": 4})
+    ]
+    by_share, by_steps, longer = studies
+    assert recipe(by_share) == (
+        "sgd, constant learning rate after a warm-up over 5 % of the steps, no gradient clipping"
+    )
+    assert _recipe(by_share) == _recipe(by_steps) != _recipe(longer)

@@ -58,6 +58,20 @@ def head_can_be_tied(recipe: AbstractRecipe) -> None:
         )
 
 
+def logits_can_be_capped(recipe: AbstractRecipe) -> None:
+    """Refuse capped logits beside a loss that never has the model's logits."""
+    settings: Any = recipe.objective.settings
+    if recipe.model.logit_softcap is None:
+        return
+    for key, without in (("loss_chunk", None), ("impl", "reference")):
+        value = getattr(settings, key, without)
+        if value != without:
+            raise ValueError(
+                f"model.logit_softcap={recipe.model.logit_softcap:g} caps the model's logits, and objective.{key}="
+                f"{value} does not make them; leave one of the two out"
+            )
+
+
 def mechanism_is_trainable(run: RunSpec) -> None:
     require_trainable("mechanism", run.mechanism)
 
@@ -202,7 +216,7 @@ def parametrization_scales_the_run(run: RunSpec) -> None:
 
 
 PLAIN_RESIDUALS = ("identity", "ode")
-OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied)
+OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied, logits_can_be_capped)
 OF_RUN = (
     mechanism_is_trainable,
     depth_fits_pattern,

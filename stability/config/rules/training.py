@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
     """Refuse more steps of warm-up and decay than there are in training."""
-    schedule, num_steps = recipe.schedule, recipe.steps
+    schedule, num_steps = recipe.schedule.settle(recipe.steps), recipe.steps
     if schedule.warmup_steps >= num_steps and schedule.warmup_steps > 0:
         raise ValueError(f"schedule.warmup_steps={schedule.warmup_steps} must be below steps={num_steps}")
     decay_steps = schedule.decay_steps(num_steps)

@@ -197,7 +197,7 @@ def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], row
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
     """Add the singular values of W_qᵀW_k of every softmax-attention layer; yield after each layer."""
     for layer, mixer in enumerate(mixers(model)):
-        if isinstance(mixer, AbstractSoftmaxAttention):
+        if isinstance(mixer, AbstractSoftmaxAttention) and mixer.is_bilinear:
             where = labels | {"layer": layer, "mixer": stem(mixer)}
             values_HK = qk_singular_values(mixer).tolist()
             cells = [

@@ -64,14 +64,24 @@ def list_observable(spec: RunSpec, what: str) -> Observable:
         return Observable(objective, Registry("objectives").load(objective).without_mirror is None, ())
     layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
-    is_there = any(isinstance(layer, OBSERVED[what]) for layer in layers)
+    is_there = any(isinstance(layer, OBSERVED[what]) and not _is_normed(layer, what) for layer in layers)
     return Observable(part.name, is_there, name_unobserved(layers, what))
 
 
 def name_unobserved(layers: Iterable[nn.Module], what: str) -> tuple[str, ...]:
     """Name the layers of unknown content, each once."""
     known = (*OBSERVED[what], *WITHOUT.get(what, ()))
-    return tuple(dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known)))
+    named = (
+        f"{stem(layer)} with qk_norm" if _is_normed(layer, what) else stem(layer)
+        for layer in layers
+        if not isinstance(layer, known) or _is_normed(layer, what)
+    )
+    return tuple(dict.fromkeys(named))
+
+
+def _is_normed(layer: nn.Module, what: str) -> bool:
+    """Return whether W_qᵀW_k does not describe a layer's logits, since queries and keys are normed."""
+    return what == "qk" and isinstance(layer, AbstractSoftmaxAttention) and not layer.is_bilinear
 
 
 def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
@@ -155,7 +165,8 @@ def _describe_observed(what: str, key: str = "what") -> str:
     registry = Registry("residuals" if what == "streams" else "mechanisms")
     having = {} if what == "streams" else {"trainable": True}  # no run has the others
     names = [name for name in registry.names(**having) if issubclass(registry.load(name), OBSERVED[what])]
-    return f"{key}={what} looks at {_join_names(names)}"
+    why = " without qk_norm, whose logits are bilinear in W_q and W_k" if what == "qk" else ""
+    return f"{key}={what} looks at {_join_names(names)}{why}"
 
 
 def _join_names(names: Iterable[str]) -> str:

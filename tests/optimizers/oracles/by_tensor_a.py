@@ -39,6 +39,18 @@ def lamb(config: Any, value: np.ndarray, gradients: list[np.ndarray], rates: lis
     return value
 
 
+def stable_adamw(config: Any, value: np.ndarray, gradients: list[np.ndarray], rates: list[float]) -> np.ndarray:
+    """Algorithm 2 of Wortsman et al. (2023): η = α / max(1, RMS), RMS = √mean(g²/max(v̂, ε²)), θ ← θ − η(u + λθ)."""
+    square = np.zeros_like(value)
+    for step, (direction, gradient, rate) in enumerate(
+        zip(directions(config, gradients), gradients, rates, strict=True), 1
+    ):
+        square = config.beta2 * square + (1 - config.beta2) * gradient**2
+        rms = np.sqrt((gradient**2 / np.maximum(square / (1 - config.beta2**step), config.epsilon**2)).mean())
+        value = value - rate / max(1.0, rms) * (direction + config.weight_decay * value)
+    return value
+
+
 def mars_adamw(config: Any, value: np.ndarray, gradients: list[np.ndarray], rates: list[float]) -> np.ndarray:
     """Algorithm 2 of Yuan et al. (2024), approximate: c = g + γ β₁/(1 − β₁)(g − g₋₁), g₀ = 0, over its norm where that is
     above 1; AdamW on c."""
@@ -76,4 +88,5 @@ LOOPS: dict[str, Loop] = {
     "cautious_adamw": cautious_adamw,
     "lamb": lamb,
     "mars_adamw": mars_adamw,
+    "stable_adamw": stable_adamw,
 }
