@@ -59,7 +59,10 @@ def test_schemes_are_compared_with_the_plain_one(tmp_path):
         "nats). Medians: 1.901 against 2.001."
     )
     assert claims["best NLL: sa hc"].verdict == "undecided"
-    assert claims["own window: sa hc"].verdict == "holds" and "wider" in claims["own window: sa hc"].text
+    # 0.1 nats at both ends of the sweep are 5 %, and a little more than identity's share of learning: 0.09 are inside both
+    wide = {claim.subject: claim for claim in judge(load(study_of(tmp_path / "wide", slopes=(0.09, 0.2, 0.1))))}
+    assert wide["own window: sa hc"].verdict == "holds" and "wider" in wide["own window: sa hc"].text
+    assert claims["own window: sa hc"].verdict == "unresolved"
 
 
 def test_mhc_lite_is_compared_with_mhc_after_the_plain_one(tmp_path):
