@@ -78,7 +78,7 @@ class Backbone(OwnInit):
         gives_losses: whether `forward` supports ``losses``.
         factors: a parametrization's factors by parameter; none: all are 1.
         readout_scale: factor on the head's input.
-        logit_softcap: bound c of the logits, which are then c·tanh(z/c); None: none. A ``readout`` has no logits.
+        logit_softcap: bound c of the logits, which are then c·tanh(z/c); None: none. A ``readout`` uses `cap`.
     """
 
     # roles of the parts built here (`stability.config.groups`), unless a part defines other roles inside
@@ -177,15 +177,18 @@ class Backbone(OwnInit):
 
     def _read_out(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
         if readout is not None:
-            assert self.logit_softcap is None, "refused when parsed"
             return readout(hidden_BND, self._head_weight(), self.head.bias)
         if isinstance(self.head, nn.Linear):
             logits_BNV = self.head(hidden_BND)
         else:
             logits_BNV = nn.functional.linear(hidden_BND, self._head_weight(), self.head.bias)
+        return self.cap(logits_BNV)
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """Return logits of any shape, bounded by ``logit_softcap``."""
         if self.logit_softcap is None:
-            return logits_BNV
-        return self.logit_softcap * torch.tanh(at_least_float32(logits_BNV) / self.logit_softcap)
+            return logits
+        return self.logit_softcap * torch.tanh(at_least_float32(logits) / self.logit_softcap)
 
     def list_passes(self) -> list[Block]:
         """Return the blocks in the state's order: all of them, ``loops`` times."""

@@ -85,7 +85,7 @@ class ActivationStatistics:
         hidden_RD = hidden_BND.flatten(0, 1)[examples.counted()[1]]
         squares, largest, log_z = [], [], []
         for hidden_CD in hidden_RD.split(self._chunk or max(len(hidden_RD), 1)):
-            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+            logits_CV = self._model.cap(F.linear(hidden_CD, weight_VD, bias_V).float())
             squares.append(logits_CV.square().mean(-1))
             largest.append(logits_CV.amax(-1))
             log_z.append(logits_CV.logsumexp(-1))

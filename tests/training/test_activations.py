@@ -244,3 +244,13 @@ def training_examples_of(replica):
 def test_the_interval_is_at_least_1(lab):
     with pytest.raises(ValueError, match=r"log.activations"):
         lab.spec(log={"activations": 0})
+
+
+def test_capped_logits_are_logged_as_the_loss_sees_them(lab):
+    capped = lab.spec(model=SIZE | {"logit_softcap": 0.05}, log={"activations": 4})
+    plain = lab.spec(model=SIZE, log={"activations": 4})
+    largest = {
+        name: max(row["logit_max"] for row in rows(lab.train(spec)) if row["block"] == STEP)
+        for name, spec in (("capped", capped), ("plain", plain))
+    }
+    assert 0 < largest["capped"] < 0.0501 < largest["plain"]
