@@ -13,7 +13,7 @@ from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.numbers.windows import outcomes
-from analysis.sections import answer
+from analysis.sections import answer, transfer
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study
@@ -29,6 +29,8 @@ CAPTION = (
 def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     """Return each study's answer, a figure of all curves and a table of all series; () below two studies of rates.
 
+    Of studies that differ in sizes alone: their joint law.
+
     Args:
         studies: the studies.
         prefix: start of the figure's file name.
@@ -36,6 +38,8 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     compared = [study for study in studies if is_of_rates(study)]
     if len(compared) < 2:
         return ()
+    if of_sizes := transfer.together(compared, prefix):
+        return of_sizes
     with matplotlib.rc_context(RC):
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)

@@ -7,7 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from analysis.drawing.pieces import Pieces, box, heading, shown
+import matplotlib
+
+from analysis.drawing.pieces import Picture, Pieces, box, heading, shown
+from analysis.drawing.style import RC
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.size_laws import AXES, FLAT_DECADES, FLAT_WITHIN, FLOOR_DECADES, Law
@@ -119,6 +122,33 @@ def _count_missing(study: Study) -> str:
     if ended == planned:
         return ""
     return f"{study.name}: {ended} of {plural(planned, 'run')} have ended; the numbers may still change."
+
+
+def join(studies: Sequence[Study]) -> list[Group]:
+    """Return the groups with sizes of several studies; [] where these share no law."""
+    try:
+        found = find_groups(studies)
+    except ValueError:  # studies of several questions in one report
+        return []
+    return [group for group in found if group.axes and len({id(curve.study) for curve in group.curves}) > 1]
+
+
+def together(studies: Sequence[Study], prefix: str) -> Pieces:
+    """Return the joint law of several studies: back-tests, predictions, figure and tables; () without one.
+
+    Args:
+        studies: the studies.
+        prefix: start of the figure's file name.
+    """
+    groups = join(studies)
+    if not groups:
+        return ()
+    with matplotlib.rc_context(RC):
+        figure = draw(groups)
+    predictions = [describe_prediction(group, double(group)) for group in groups]
+    said = [*filter(None, map(describe_trials, groups)), *predictions, describe_comparisons(groups)]
+    picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
+    return box([*filter(None, said)]) + picture + shown([best_table(studies[0], groups), trial_table(groups)])
 
 
 def double(group: Group) -> dict[str, float]:

@@ -426,3 +426,23 @@ def test_rates_in_multiples_and_records_without_settings_are_refused(tmp_path):
 
 def test_a_study_without_sizes_has_no_such_section(tmp_path):
     assert not transfer.applies(load(write_study(tmp_path)))
+
+
+def test_a_report_of_studies_that_differ_in_sizes_begins_with_their_joint_law(tmp_path):
+    by_axis = {"slope": lambda name, axis, doublings: -0.3 * doublings}
+    small = write_sizes(tmp_path / "a", "model.width=[64,128]", **by_axis)
+    spec = read_spec("sweep", [*WORDS, "lr=[1e-3,1e-2]", "model.width=[256,512]"]).model_dump(mode="json")
+    large = write_sizes(
+        tmp_path / "b", "model.width=[256,512]", slope=lambda name, axis, doublings: -0.3 * (doublings + 2)
+    )
+    large = replace(large, study=large.study | {"name": "large", "spec": spec})
+    (group,) = transfer.join([small, large])
+    assert [curve.size[0] for curve in group.curves] == list(WIDTHS)
+    first, figure, *tables = assembly.comparison([small, large])
+    assert "sa at width 512 from the smaller sizes (best 1.3e-3): law 1.3e-3" in str(first)
+    assert figure.name == "transfer" and [table.title for table in tables] == [
+        transfer.TITLE,
+        "Back-test on the largest size",
+    ]
+    other = replace(large, study=large.study | {"spec": spec | {"clip_norm": 2.0}})
+    assert transfer.join([small, other]) == [] and assembly.comparison([small, other])[0] != first
