@@ -497,7 +497,7 @@ def _recipe(study: Study) -> dict[str, Any]:
     own = {f"mechanism.{each['name']}": each for each in spec.get("mechanism") or () if isinstance(each, Mapping)}
     for each in spec.get("parametrization") or ():
         own[f"parametrization.{each.get('name', STANDARD)}"] = {**each, **_base_sizes(study, each)}
-    return {
+    recipe = {
         **own,
         "heads": model.get("head_width") or f"{model.get('heads')} heads",
         **{key: spec.get(key) for key in PARTS},
@@ -505,3 +505,11 @@ def _recipe(study: Study) -> dict[str, Any]:
         "schedule": (schedule | {"warmup_steps": 0}, round(warmup, 3)),
         "model": {key: value for key, value in model.items() if key not in OF_WIDTH},
     }
+    return {key: _drop_off(value) for key, value in recipe.items()}
+
+
+def _drop_off(value: Any) -> Any:
+    """Return plain settings without those that are off: an older record lacks the settings that came later."""
+    if isinstance(value, Mapping):
+        return {key: _drop_off(each) for key, each in value.items() if each not in (None, False, 0, "none")}
+    return [_drop_off(each) for each in value] if isinstance(value, list | tuple) else value

@@ -206,7 +206,7 @@ class AbstractDotProductAttention(AbstractAttention):
         group = self.heads // self.kv_heads
         return of_kv_heads if group == 1 else of_kv_heads.repeat_interleave(group, dim)
 
-    def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
+    def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N J"]:
         """Return q̃_i·k̃_j / √K for all pairs, visible or not, capped with ``softcap``.
 
         The arguments are outputs of `split`.

@@ -380,6 +380,17 @@ def test_a_base_that_is_written_out_is_that_of_the_smallest_size(tmp_path):
     require_same_recipe([study, replace(study, study=study.study | {"spec": spec})])
 
 
+def test_an_older_record_lacks_settings_that_came_later(tmp_path):
+    study = write_sizes(tmp_path, *NARROW)
+    spec = study.spec
+    older = spec | {"mechanism": [{key: each[key] for key in each if key != "qk_norm"} for each in spec["mechanism"]]}
+    assert "qk_norm" in spec["mechanism"][0]
+    require_same_recipe([study, replace(study, study=study.study | {"spec": older})])
+    normed = spec | {"mechanism": [each | {"qk_norm": "layernorm"} for each in spec["mechanism"]]}
+    with pytest.raises(ValueError, match="differ in mechanism.sa"):
+        require_same_recipe([study, replace(study, study=study.study | {"spec": normed})])
+
+
 def test_what_is_not_known_yet_is_said(tmp_path):
     study = write_sizes(tmp_path, *NARROW)
     assert "have ended" not in transfer.describe([study], {"width": 1024})
