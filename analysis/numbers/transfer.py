@@ -344,7 +344,7 @@ class Compared:
 
 
 def compare_groups(groups: Sequence[Group]) -> list[Compared]:
-    """Return the other groups' lowest NLLs against the first's, by ascending size.
+    """Return the other groups' lowest NLLs, over their own rates, against the first's, by ascending size.
 
     Left out: sizes that one lacks, where both have the same runs, or where one's best rate is open.
     """
@@ -358,7 +358,7 @@ def compare_groups(groups: Sequence[Group]) -> list[Compared]:
             beside = known.get(curve.size)
             if beside is None or curve.best.open or (beside.study, beside.series) == (curve.study, curve.series):
                 continue
-            bests = compare_lowest(curve.table, beside.table)
+            bests = compare_lowest(*(each.table.min().to_frame().T for each in (curve, beside)))
             if bests is not None:
                 found.append((other, curve.size, bests))
     tested = [place for place, (*_, bests) in enumerate(found) if not math.isnan(bests.result.p)]

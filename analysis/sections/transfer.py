@@ -274,7 +274,7 @@ def comparison_table(groups: Sequence[Group]) -> Table | None:
         for found in compare_groups(groups)
     ]
     caption = (
-        "Lowest NLL of each seed over the rates that both have: medians, and the paired relative difference, mean over "
+        "Lowest NLL of each seed over the swept rates: medians, and the paired relative difference, mean over "
         "seeds. Sizes with an open best rate are left out. Verdict: Student's t at the 5 % level, after Holm's "
         "correction for the rows; below three seeds none."
     )

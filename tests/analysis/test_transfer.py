@@ -244,6 +244,13 @@ def test_nlls_at_the_best_rates_are_compared_over_seeds_and_corrected_for_the_nu
     assert verdicts == ["higher", "undecided", "undecided"]
 
 
+def test_nlls_are_compared_over_each_groups_own_rates(tmp_path):
+    standard, mup = find_groups([write_sizes(tmp_path, *WIDE)])
+    moved = [replace(curve, table=1.1 * curve.table.set_axis(10 * curve.table.index)) for curve in standard.curves]
+    found = compare_groups([standard, Group("moved", tuple(replace(each, series="moved") for each in moved))])
+    assert [each.bests.result.size[0] for each in found] == pytest.approx([0.1] * 4)
+
+
 def test_a_size_whose_best_rate_is_open_is_not_compared(tmp_path):
     standard, mup = find_groups(
         [write_sizes(tmp_path, *WIDE, slope=lambda name, _, d: -0.5 * d * (name == "standard"))]
