@@ -63,7 +63,7 @@ def test_a_folder_is_read_and_what_the_cache_has_is_taken_from_there(tmp_path, m
             "text_54m",
             (
                 "32 runs, 8 learning rates from 1e-05 to 0.005",
-                "51,227,345",
+                "51,213,137",
                 "50,257 tokens in the vocabulary",
                 "83,886,080,000 tokens",
                 "about 2.6e+19 operations",
@@ -74,7 +74,7 @@ def test_a_folder_is_read_and_what_the_cache_has_is_taken_from_there(tmp_path, m
             "dna_331m",
             (
                 "10 runs, 5 learning rates from 7.5e-05 to 0.00075",
-                "403,117,073",
+                "402,919,441",
                 "17 tokens in the vocabulary",
                 "26,214,400,000 tokens",
                 "about 6.3e+19 operations",
