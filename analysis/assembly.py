@@ -105,7 +105,8 @@ def _abridge(section: Section, study: Study, drawn: Mapping[str, Pieces], body: 
     if all(isinstance(each, Heading) for each in shown):
         return ()
     titles = {each.title for each in shown if isinstance(each, Table)}
-    names = [f"“{each.title}”" for each in tables if each.title not in titles]
+    left = [each for each in tables if not any(each is one for one in shown)]
+    names = [*dict.fromkeys(f"“{each.title}”{' of the other series' if each.title in titles else ''}" for each in left)]
     number = len(figures) - sum(isinstance(each, Picture) for each in shown)
     names += [plural(number, "figure")] if number else []
     return shown + (small(f"Not here (pages=all, or format=files): {join_words(names)}.") if names else ())
