@@ -43,16 +43,27 @@ def projected(linear: nn.Linear, x_ND: Tensor, part: int, head: int, width: int)
     return x_ND @ linear.weight[first : first + width].T + linear.bias[first : first + width]
 
 
-def attend(q_NK: Tensor, k_NK: Tensor, v_NK: Tensor, keys: Sequence[set[int]]) -> Tensor:
+def attend(q_NK: Tensor, k_NK: Tensor, v_NK: Tensor, keys: Sequence[set[int]], softcap: float | None = None) -> Tensor:
     """softmax over each query's own set; nothing where that is empty. Positions are the row's numbers."""
     q_NK, k_NK, rows = rotated(q_NK), rotated(k_NK), []
     for i, of_query in enumerate(keys):
         row, total = torch.zeros_like(v_NK[0]), torch.zeros((), dtype=v_NK.dtype)
         for j in of_query:
-            score = torch.exp((q_NK[i] * k_NK[j]).sum() / q_NK.shape[1] ** 0.5)
+            logit = (q_NK[i] * k_NK[j]).sum() / q_NK.shape[1] ** 0.5
+            score = torch.exp(logit if softcap is None else softcap * torch.tanh(logit / softcap))
             row, total = row + score * v_NK[j], total + score
         rows.append(row / total if of_query else row)
     return torch.stack(rows)
+
+
+def normed(x_NK: Tensor, norm: nn.Module | None) -> Tensor:
+    """``qk_norm`` by its formula: over the root mean square, of a LayerNorm after the mean is taken off."""
+    if norm is None:
+        return x_NK
+    if isinstance(norm, nn.LayerNorm):
+        x_NK = x_NK - x_NK.mean(1, keepdim=True)
+    found_NK = x_NK / (x_NK.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    return found_NK + norm.bias if isinstance(norm, nn.LayerNorm) else found_NK
 
 
 def over_sets(layer: nn.Module, x_BND: Tensor, keys: Keys, mask_BN: Tensor | None = None) -> Tensor:
@@ -63,7 +74,12 @@ def over_sets(layer: nn.Module, x_BND: Tensor, keys: Keys, mask_BN: Tensor | Non
         of_heads = []
         for head in range(layer.heads):
             q_NK, k_NK, v_NK = (projected(layer.qkv, x_ND, part, head, width) for part in range(3))
-            of_heads.append(attend(q_NK, k_NK, v_NK, [keys(head, i) & valid for i in range(len(x_ND))]))
+            q_NK, k_NK = (normed(x, getattr(layer, name, None)) for x, name in ((q_NK, "q_norm"), (k_NK, "k_norm")))
+            of_heads.append(
+                attend(
+                    q_NK, k_NK, v_NK, [keys(head, i) & valid for i in range(len(x_ND))], getattr(layer, "softcap", None)
+                )
+            )
         outputs.append(torch.cat(of_heads, 1) @ layer.out.weight.T + layer.out.bias)
     return torch.stack(outputs)
 

@@ -37,7 +37,7 @@ def blocks_without_links(direction, num_blocks, block, window, global_blocks):
     return seen, set(range(end)) - seen
 
 
-def keys(layer, direction, num_positions, block=4, window=1, random=1, global_blocks=1):
+def keys(layer, direction, num_positions, block=4, window=1, random=1, global_blocks=1, **of_logits):
     """Sets of positions: near and global ones from their definitions, and so many links as there are to be had."""
     num_blocks = -(-num_positions // block)
     links = layer.links(num_blocks)

@@ -19,7 +19,7 @@ DIRECTIONS = ("bidirectional", "causal")
 SETTINGS = OTHER["sparse_transformer"]
 
 
-def keys(direction, num_positions, near_heads, pattern="strided", stride=4, summary=1):
+def keys(direction, num_positions, near_heads, pattern="strided", stride=4, summary=1, **of_logits):
     """The paper's sets A⁽¹⁾ and A⁽²⁾, element by element."""
 
     def of(head, i):
