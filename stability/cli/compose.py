@@ -75,10 +75,18 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
                 own = hydra_compose(root, overrides=["~study", *words])  # without the preset's settings
                 for group in anew:  # parts of an axis that are still chosen keep their settings from the preset
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
+                _drop_claim(config, invocation)
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explain_error(error, root, invocation)) from None
+
+
+def _drop_claim(config: Any, invocation: Invocation) -> None:
+    """Drop a preset's primary claim on a part that the command no longer chooses."""
+    claim, names = config.get("primary"), {name for axis in AXES for name in config.get(axis) or ()}
+    if claim and "primary" not in invocation.given and claim.rpartition(".")[0] not in names:
+        config["primary"] = None
 
 
 def _add_next_token(invocation: Invocation) -> Invocation:

@@ -161,7 +161,12 @@ def test_a_presets_settings_of_a_group_hold_only_while_its_choice_is_kept():
 def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_others_are_not_run():
     (sc,) = sweep("study=text_54m", "mechanism=sc", "mechanism.sc.window=4").mechanism
     assert (sc.name, sc.settings.edge_hidden, sc.settings.window) == ("sc", 256, 4)
-    assert [part.name for part in sweep("study=text_54m", "mechanism=sa").mechanism] == ["sa"]
+    only_sa = sweep("study=text_54m", "mechanism=sa")
+    assert [part.name for part in only_sa.mechanism] == ["sa"]
+    # the preset's claim is on sc; without sc it has no subject, and a typed one is refused
+    assert sweep("study=text_54m").primary == "sc.window" and only_sa.primary is None
+    with pytest.raises(ValueError, match="primary=sc.window: sc is no part of this sweep"):
+        sweep("study=text_54m", "mechanism=sa", "primary=sc.window")
     built_on_another = sweep("study=vit_small_cifar100", "data.path=X", "optimizer=sgd")
     assert [part.name for part in built_on_another.optimizer] == ["sgd"]
 

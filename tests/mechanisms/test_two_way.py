@@ -103,7 +103,7 @@ def test_both_readings_count_from_the_ends_of_the_sequence_and_not_of_its_paddin
 def test_settings_reach_the_part_and_survive_json():
     written = part("mechanisms", {"name": "two_way", "of": "sw", "sw": {"window": 4}, "sa": {}})
     stored = json.loads(json.dumps(written.model_dump(mode="json")))
-    inner = {"name": "sw", "window": 4, "impl": "reference"}
+    inner = {"name": "sw", "qk_norm": "none", "softcap": None, "window": 4, "impl": "reference"}
     assert stored == {"name": "two_way", "of": inner, "weights": "separate"}
     assert part("mechanisms", stored) == written
     built: Any = TwoWay.build(written.settings, MixerShape(16, 2))
