@@ -256,8 +256,8 @@ def test_the_output_scale_enters_the_logits_and_the_loss_that_never_computes_the
         (["parametrization=[mup]", "parametrization.mup.base_width=24", "model.width=64", "model.head_width=16"], "must be a multiple of the heads' width, 16"),
         (["parametrization=[mup]", "parametrization.mup.base_width=32", "model.width=64", "model.head_width=16", "optimizer=[lamb]"], "optimizer=lamb has no factors in parametrization=mup"),
         (["parametrization=[complete_p]", "model.layers=[2,4]", "residual=[hc]"], "scales the branches of residual=identity or ode"),
-        (["parametrization=[layerwise]", "model.width=[32,64]", "model.tied=true"], "with model.tied=true they are one matrix"),
-        (["parametrization=[mup]", "parametrization.mup.readout=zero", "model.width=[32,64]", "model.tied=true"], "choose one of them"),
+        (["parametrization=[layerwise]", "model.width=[32,64]", "model.head_width=16", "model.tied=true"], "with model.tied=true they are one matrix"),
+        (["parametrization=[mup]", "parametrization.mup.readout=zero", "model.width=[32,64]", "model.head_width=16", "model.tied=true"], "choose one of them"),
         (["parametrization=[mupp]", "model.width=[32,64]"], "did you mean 'mup'"),
     ],
 )  # fmt: skip
