@@ -55,7 +55,7 @@ def test_the_rate_of_a_larger_model_is_printed_with_its_interval(pool, capsys):
 def test_what_cannot_be_predicted_is_said_with_exit_code_0(pool, capsys):
     assert main(["name=[wide]", f"runs_dir={pool}", "target.width=256", "target.layers=12"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "sa mup at width 256, layers 12: cannot predict: the sweep has layers 4 alone, the target 12." in text
+    assert "sa mup at width 256 and layers 12: cannot predict: the sweep has layers 4 alone, the target 12." in text
     assert "The best rate at width 128 is 1.6e-2." in text
 
 

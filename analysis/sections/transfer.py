@@ -249,7 +249,7 @@ def _comparison_text(found: Compared) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share + 0.0:+.1f} %" if math.isfinite(share) else "unknown"
+    return f"{round(100 * share, 1) + 0.0:+.1f} %" if math.isfinite(share) else "unknown"
 
 
 def _verdict(found: Compared) -> str:
