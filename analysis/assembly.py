@@ -105,7 +105,9 @@ def _abridge(section: Section, study: Study, drawn: Mapping[str, Pieces], body: 
     if all(isinstance(each, Heading) for each in shown):
         return ()
     titles = {each.title for each in shown if isinstance(each, Table)}
-    left = [each for each in tables if not any(each is one for one in shown)]
+    headers = {(each.title, each.header) for each in shown if isinstance(each, Table)}
+    left = [each for each in tables if (each.title, each.header) not in headers]
+    # a table that continues has its title again, over other series
     names = [*dict.fromkeys(f"“{each.title}”{' of the other series' if each.title in titles else ''}" for each in left)]
     number = len(figures) - sum(isinstance(each, Picture) for each in shown)
     names += [plural(number, "figure")] if number else []

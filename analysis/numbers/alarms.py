@@ -1,12 +1,12 @@
 """Find which signal gives alarm before a training run breaks, how long before, and how often without reason.
 
-The rule is fixed beforehand and the same for every run. A signal gives alarm where it rises above the median of its own
+The rule is the same for every signal and run. A signal gives alarm where it rises above the median of its own
 last rows by `MADS` scaled median absolute deviations, is not finite, or passes its named limit. Only the first row
 of consecutive ones counts. A run breaks at its onset (`early.breaks`): where the smoothed loss exceeded its minimum by
 a spike's height.
 
-- Warned: share of broken runs with an alarm within `HORIZON` steps before the onset. Runs with fewer than
-  `FEWEST_ROWS` rows before it are left out.
+- Warned: share of broken runs with an alarm within `HORIZON` steps before the onset, mean over groups of runs with
+  one mechanism, settings and seed. Runs without more than `FEWEST_ROWS` rows before it are left out.
 - Lead: steps from the first of these alarms to the onset.
 - False alarms: per 1,000 steps of runs that did not break.
 - By chance: share of broken runs that false alarms of that number would warn of, 1 − exp(−number · `HORIZON` / 1,000).
@@ -201,14 +201,14 @@ def _judge(signal: Signal, frame: Frame, loss: Frame | None) -> Warned:
 
 
 def _share(values: np.ndarray, codes: np.ndarray) -> Estimate:
-    """Return the mean over all runs, and Clopper and Pearson's 95 % interval of the mean over units, each a trial."""
+    """Return the mean over units of their runs' mean, and Clopper and Pearson's 95 % interval with units as trials."""
     if not len(values):
         return Estimate(math.nan, math.nan, math.nan, np.empty(0))
     of_units = np.bincount(codes, weights=values) / np.bincount(codes)
     number, hits = len(of_units), float(of_units.sum())
     low = float(betaincinv(hits, number - hits + 1, TAILS[0])) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, number - hits, TAILS[1])) if hits < number else 1.0
-    return Estimate(float(values.mean()), low, high, np.empty(0))
+    return Estimate(hits / number, low, high, np.empty(0))
 
 
 def _median(values: np.ndarray, draws: Draws) -> Estimate:

@@ -60,10 +60,7 @@ def sentences(study: Study) -> list[str]:
     runs = f"{plural(broken, 'run')} broke, {max(each.runs for each in found)} did not."
     telling = [each for each in found if each.warned.low > each.chance]
     if not telling:
-        few = (
-            "" if any(each.warned.has_interval for each in found) else " Fewer than three groups of runs: no interval."
-        )
-        return [f"{runs} No signal warns of more of them than its false alarms would by chance.{few}"]
+        return [f"{runs} No signal is shown to warn of more of them than its false alarms would by chance."]
     named = [f"{each.signal.name} ({100 * each.warned.value:.0f} %, by chance {100 * each.chance:.0f} %)"
              for each in sorted(telling, key=lambda each: -each.warned.value)]  # fmt: skip
     first = max(telling, key=lambda each: each.lead.value)
@@ -93,9 +90,10 @@ def table(study: Study) -> Table | None:
     ]
     caption = (
         f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} "
-        f"rows (at least {FEWEST_ROWS}), not finite, or beyond a named limit: {_limits(judged(study))}. Warned: share "
-        f"of broken runs with an alarm within {HORIZON} steps before the onset; by chance: the share of which false "
-        "alarms of that number would warn. Lead: median steps from the first such alarm to the onset. Before the loss: "
+        f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {_limits(judged(study))}. Warned: "
+        f"share of a group's broken runs with an alarm within {HORIZON} steps before the onset, mean over groups; by "
+        "chance: the share of which false alarms of that number would warn. Lead: median steps from the first such "
+        "alarm to the onset. Before the loss: "
         "the same less the training loss's, over runs of which both warned. False alarms: per 1,000 steps of runs that "
         "did not break. Below: 95 % intervals over groups of runs with one mechanism, settings and seed; for shares "
         "Clopper and Pearson's, with groups as trials."

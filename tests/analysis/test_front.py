@@ -218,6 +218,18 @@ def test_a_short_report_has_every_section_names_what_it_lacks_and_fits_four_page
     assert "Not here (pages=all, or format=files): “Stable windows”" in text
 
 
+def test_a_short_report_names_a_table_that_continues_with_other_series(tmp_path):
+    def missing(*mechanisms):
+        study = load(write_study(tmp_path / str(len(mechanisms)), mechanisms=mechanisms))
+        return str(list(assembly.pieces(study, pages="short")))
+
+    assert (
+        "Not here (pages=all, or format=files): “Validation NLL against learning rate” of the other series"
+        in missing("sa", "sc", "mix", "sw", "gla", "mamba", "fox")
+    )
+    assert "of the other series" not in missing("sa", "sc")
+
+
 def test_a_short_report_lists_failed_runs_and_counts_those_that_learned_nothing(tmp_path):
     statuses = {("sa", 1e-1, 0): ("failed", "out of memory"), ("sa", 1.0, 1): ("plateaued", "planted")}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)

@@ -385,6 +385,9 @@ def test_a_base_that_is_written_out_is_that_of_the_smallest_size(tmp_path):
     words = [*WORDS, "lr=[1e-3,1e-2]", "model.width=1024", "parametrization=[mup]", "parametrization.mup.base_width=64"]
     spec = read_spec("sweep", words).model_dump(mode="json")
     require_same_recipe([study, replace(study, study=study.study | {"spec": spec})])
+    spec["parametrization"][0]["base_width"] = 128
+    with pytest.raises(ValueError, match="differ in parametrization.mup"):
+        require_same_recipe([study, replace(study, study=study.study | {"spec": spec})])
 
 
 def test_an_older_record_lacks_settings_that_came_later(tmp_path):
