@@ -1,6 +1,8 @@
 """Vary one setting at a time around a base.
 
-``ablate.sc.window=[2,4,8]`` gives the base and one variant for each other value.
+``ablate.sc.window=[2,4,8]`` gives the base and one variant for each other value. Settings of model, schedule and
+objective vary in the same way (``ablate.model.logit_softcap=[30]``), and some fields by themselves
+(``ablate.clip_norm=[null]``, ``ablate.optimizer=[stable_adamw]``).
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from stability.config.base import Settings, list_parts
 from stability.config.groups import GROUPS, expand_groups
 from stability.registry import near_misses
 
-Build = Callable[[dict[str, Any]], Any]
+Build = Callable[[Any], Any]
+OF_RECIPE = ("model", "schedule", "objective")  # groups of settings common to all runs
+ALONE = ("optimizer", "norm", "clip_norm", "batch")  # fields whose own values vary
+SIZES = ("model.width", "model.layers")  # the ones with which heads, warm-up and parametrization change: see `scale`
 
 
 class Variant(NamedTuple):
@@ -23,7 +28,7 @@ class Variant(NamedTuple):
     Attributes:
         value: the setting's value.
         label: label of the variant's runs, e.g. ``window=4``; "" for the base.
-        part: the part with this value.
+        part: the part, group or field with this value.
     """
 
     value: Any
@@ -32,14 +37,15 @@ class Variant(NamedTuple):
 
 
 class Ablation(Settings):
-    """The values of one setting of one mechanism, residual or optimizer.
+    """The values of one setting of a part or of `OF_RECIPE`, or of one field of `ALONE`.
 
     Parts are `stability.config.parts.Part`.
     """
 
-    part: str = Field(min_length=1, description="name of the part whose setting varies, e.g. sc")
+    part: str = Field(min_length=1, description="the part, e.g. sc, the group of settings, e.g. model, or the field")
     setting: str = Field(
-        min_length=1, description="the setting, dotted where it lies deeper: window, or sc.window of mix"
+        default="",
+        description='the setting, dotted where it lies deeper: window, or sc.window of mix; "": the field itself',
     )
     values: tuple[Any, ...] = Field(
         min_length=1, description="the values that it takes; whether the base's own is among them does not matter"
@@ -56,18 +62,18 @@ class Ablation(Settings):
 
     @property
     def path(self) -> str:
-        return f"ablate.{self.part}.{self.setting}"
+        return ".".join(filter(None, ("ablate", self.part, self.setting)))
 
     def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
         """Return the base and one variant for each other value, in the given order.
 
         A base value missing from the list is inserted: in order among rising numbers, else first. A mechanism's labels
-        have the form ``window=4``, those of other parts ``adamw.beta2=0.95``.
+        have the form ``window=4``, others ``adamw.beta2=0.95``, ``model.logit_softcap=30`` or ``clip_norm=null``.
 
         Args:
-            axis: the part's axis, e.g. ``mechanism``.
-            base: the part.
-            build: makes a part from its flat dict.
+            axis: the run's field that changes, e.g. ``mechanism``.
+            base: its value.
+            build: makes such a value from its flat dict; without a `setting`, from a listed value.
 
         Returns:
             The variants; the base has the label "".
@@ -75,12 +81,12 @@ class Ablation(Settings):
         Raises:
             ValueError: the setting is unknown, a value is invalid or a value is listed twice; one line.
         """
-        prefix = "" if axis == "mechanism" else f"{self.part}."
-        own = self._find_holder(axis, base.model_dump(mode="json"))[self._key]
+        key = self.setting if axis == "mechanism" else self.path.removeprefix("ablate.")
+        own = self._read_own(axis, base)
         found: list[Variant] = []
         for value in self.values:
             part = self._build_variant(axis, base, value, build)
-            variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
+            variant = Variant(value, "" if part == base else f"{key}={value_text(value)}", part)
             if any(part == other.part or variant.label == other.label for other in found):
                 raise ValueError(
                     f"{self.path}={value_text(self.values)}: {value_text(value)} is listed twice; give each value once"
@@ -90,11 +96,19 @@ class Ablation(Settings):
             found.insert(_find_index(own, self.values), Variant(own, "", base))
         return found
 
+    def _read_own(self, axis: str, base: Any) -> Any:
+        """Return the base's own value of what varies."""
+        if self.setting:
+            return self._find_holder(axis, base.model_dump(mode="json"))[self._key]
+        return getattr(base, "name", base)
+
     def _build_variant(self, axis: str, base: Any, value: Any, build: Build) -> Any:
-        flat = base.model_dump(mode="json")
-        self._find_holder(axis, flat)[self._key] = value
+        given = value
+        if self.setting:
+            given = base.model_dump(mode="json")
+            self._find_holder(axis, given)[self._key] = value
         try:
-            return build(flat)
+            return build(given)
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None
 
@@ -156,7 +170,7 @@ def read(value: Any) -> Any:
         if isinstance(node, dict):
             for key, item in node.items():
                 walk(item, (*path, str(key)))
-        elif len(path) < 2:
+        elif len(path) < 2 and "".join(path) not in ALONE:
             part, given = path[0] if path else "sc", value_text(node)
             raise ValueError(
                 f"ablate{'.' * bool(path)}{'.'.join(path)}={given}: names no setting; e.g. "
@@ -167,8 +181,10 @@ def read(value: Any) -> Any:
                 f"{'.'.join(('ablate', *path))}={value_text(node)}: must be a list of one setting's values, e.g. "
                 "ablate.sc.window=[2,4,8]"
             )
+        elif (size := ".".join(path)) in SIZES:
+            raise ValueError(f"ablate.{size}: a size has curves of its own; write {size}={value_text(node)}")
         else:
-            found.append({"part": path[0], "setting": ".".join(path[1:]), "values": node})
+            found.append({"part": "".join(path[:1]), "setting": ".".join(path[1:]), "values": node})
 
     walk(value, ())
     return found

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from stability.config.ablation import Ablation, Variant
+from stability.config.ablation import ALONE, OF_RECIPE, Ablation, Build, Variant
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, validate
 from stability.config.cross import CrossOfEach, parse_cross
@@ -72,7 +72,8 @@ class SweepSpec(AbstractRecipe):
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
         default={},
         validate_default=True,
-        description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]",
+        description="settings that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8], "
+        "ablate.clip_norm=[null] or ablate.optimizer=[stable_adamw]",
     )
     vary: Annotated[tuple[ScaleAxis, ...], BeforeValidator(lambda axes: axes or ())] = Field(
         default={},
@@ -195,14 +196,25 @@ class SweepSpec(AbstractRecipe):
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
         """Return each ablation with its axis and its variants, including the base's value."""
-        axes = [
-            (item, axis, base)
-            for item in self.ablate
-            for axis in AXES
-            for base in getattr(self, axis)
-            if base.name == item.part
-        ]
-        return tuple((item, axis, item.variants(axis, base, partial(part, AXES[axis]))) for item, axis, base in axes)
+        held = ((item, *each) for item in self.ablate for each in self._ablated(item))
+        return tuple((item, field, item.variants(field, base, build)) for item, field, base, build in held)
+
+    def _ablated(self, item: Ablation) -> Iterator[tuple[str, Any, Build]]:
+        """Yield the run's field that an ablation changes, its value in the base, and what makes such a value."""
+        if item.part in AXES:
+            yield item.part, getattr(self, item.part)[0], partial(part, AXES[item.part])
+        elif item.part == "objective":
+            yield item.part, self.objective, partial(part, "objectives")
+        elif item.part in OF_RECIPE:
+            base = getattr(self, item.part)
+            yield item.part, base, partial(validate, type(base), path=item.part)
+        elif item.part in ALONE:
+            yield item.part, getattr(self, item.part), lambda value: value
+        else:
+            for axis, family in AXES.items():
+                yield from (
+                    (axis, base, partial(part, family)) for base in getattr(self, axis) if base.name == item.part
+                )
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
         """Return every kind of run as (variant label, part by axis); the label is "" for a base.
@@ -291,7 +303,7 @@ class SweepSpec(AbstractRecipe):
         yield "", base
         yield from ((f"precision={name}", base | {"precision": name}) for name in others)
         for item, axis, variants in self.ablations():
-            if base[axis].name == item.part:
+            if axis == item.part or base[axis].name == item.part:
                 yield from ((variant.label, base | {axis: variant.part}) for variant in variants if variant.label)
 
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stability.config.ablation import value_text
+from stability.config.ablation import ALONE, OF_RECIPE, value_text
 from stability.config.base import AXES
 from stability.config.scale import STANDARD, check_fields, require_base
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
@@ -19,10 +19,20 @@ def ablated_parts_are_swept(sweep: SweepSpec) -> None:
     names = [item.name for axis in AXES for item in getattr(sweep, axis)]
     known = [name for family in AXES.values() for name in Registry(family).names()]
     for ablation in sweep.ablate:
+        if ablation.part in AXES and len(getattr(sweep, ablation.part)) > 1:
+            raise ValueError(
+                f"{ablation.path}: this sweep selects several already; add the others to {ablation.part}=[…]"
+            )
+        if ablation.part in ALONE and ablation.setting:
+            named = next((item.name for item in getattr(sweep, ablation.part)), "") if ablation.part in AXES else ""
+            advice = f"; its settings: ablate.{named}.{ablation.setting}=[…]" if named else ""
+            raise ValueError(f"{ablation.path}: {ablation.part} varies as a whole, ablate.{ablation.part}=[…]{advice}")
+        if ablation.part in (*OF_RECIPE, *ALONE):
+            continue
         if ablation.part not in known and ablation.part not in names:
             raise ValueError(
                 f"ablate.{ablation.part}: no such part; "
-                f"{near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}"
+                f"{near_misses(ablation.part, tuple(dict.fromkeys((*names, *OF_RECIPE, *ALONE, *known))))}"
             )
         if names.count(ablation.part) != 1:
             what = "is not among" if ablation.part not in names else "stands for several parts of"
