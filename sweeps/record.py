@@ -157,9 +157,9 @@ def _references(spec: SweepSpec) -> dict[str, Any]:
     ``lr_references`` maps an optimizer's name to its rate. With lr=scaled, ``lr_multiples`` lists the swept multiples.
     The result is {} for a single optimizer.
     """
-    if len(spec.optimizer) == 1:
+    found = _lr_references(choice["optimizer"].name for _, choice in spec.curves())
+    if len(found) == 1:
         return {}
-    found = _lr_references(item.name for item in spec.optimizer)
     return {"lr_references": found} | ({"lr_multiples": list(spec.lr.rates())} if spec.lr.scaled else {})
 
 

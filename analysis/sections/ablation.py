@@ -74,7 +74,7 @@ class Group:
 
     @property
     def heading(self) -> str:
-        return PAPER_HEADINGS[self.setting] if self.in_paper else f"{self.part} {self.setting}"
+        return PAPER_HEADINGS[self.setting] if self.in_paper else f"{self.part} {self.setting}".strip()
 
     @property
     def in_paper(self) -> bool:
@@ -106,9 +106,14 @@ def ablations(study: Study) -> tuple[Ablation, ...]:
     found = []
     for base in dict.fromkeys(study.runs["base"]):
         runs = study.runs[study.runs["base"] == base]
-        groups = tuple(_group(study, runs, item) for item in described if set(runs[item["axis"]]) == {item["part"]})
+        groups = tuple(_group(study, runs, item) for item in described if _is_of(runs, item))
         found += [Ablation(base, groups)] if groups else []
     return tuple(found)
+
+
+def _is_of(runs: Frame, item: dict[str, Any]) -> bool:
+    """Return whether a base and its variants have an ablated part; a group of settings or a field is of all runs."""
+    return item["axis"] == item["part"] or set(runs[item["axis"]]) == {item["part"]}
 
 
 def _group(study: Study, runs: Frame, item: dict[str, Any]) -> Group:

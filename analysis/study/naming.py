@@ -48,14 +48,15 @@ def name_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     """
     # Rounding errors must not split one learning rate into two columns.
     runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
-    varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]
+    whole = _restore_axes(runs, manifest)
+    varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and whole[axis].nunique() > 1]
     # With cross=auto each mechanism has one cross mechanism, named after "+". If one has several, cross is an axis.
     varying += ["cross"] if (runs.groupby("mechanism")["cross"].nunique() > 1).any() else []
     named = [
         f"{m}+{cross}" if cross and "cross" not in varying else m
         for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
     ]
-    columns = [_labels(axis, list(runs[axis])) for axis in varying]
+    columns = [_labels(axis, list(whole[axis])) for axis in varying]
     labels = [_join(*row) for row in zip(*columns, strict=True)] if varying else [""] * len(runs)
     base_names = _base_names(runs, manifest)
     variants = [shorten(each) for each in runs["variant"]]
@@ -69,6 +70,17 @@ def name_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     blind_series = {series for series, mark in zip(runs["series"], blind, strict=True) if mark}
     runs["base"] = [_join(base, BLIND if _join(base, BLIND) in blind_series else "") for base in base_series]
     return runs
+
+
+def _restore_axes(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
+    """Return the runs with the base's value where a variant is another choice of an axis, which its label tells."""
+    restored = runs.copy()
+    for item in manifest.get("ablations") or []:
+        if not item["setting"] and item["part"] in SETTING_AXES:
+            base = next(value["value"] for value in item["values"] if not value["variant"])
+            of_item = {value["variant"] for value in item["values"] if value["variant"]}
+            restored.loc[restored["variant"].isin(of_item), item["part"]] = base
+    return restored
 
 
 def earlier(runs: Frame) -> dict[str, str]:

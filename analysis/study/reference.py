@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
@@ -13,9 +14,10 @@ PLAIN = {"residual": "identity", "norm": "layernorm"}  # the parts of a plain mo
 def references(study: Study) -> dict[str, str]:
     """Return the reference of each series; a series without one is left out.
 
-    Of another mechanism, or with an ablated setting: the reference mechanism with otherwise equal settings, else the
-    base of the ablation. Of the reference mechanism itself: the plain residual scheme, then the plain norm. Optimizers
-    and data are never compared: their rates, or their NLLs, have different units.
+    Of another mechanism, or with an ablated setting: the reference mechanism with otherwise equal settings, the ablated
+    one included where it has it; else the base of the ablation. Of the reference mechanism itself: the plain residual
+    scheme, then the plain norm. Data are never compared, since their NLLs have different units; nor are optimizers,
+    but as a variant with its base's reference rate.
     """
     if study.is_search:
         return {}
@@ -26,12 +28,21 @@ def references(study: Study) -> dict[str, str]:
 def _reference(study: Study, series: str) -> str | None:
     row = study.of(series).iloc[0]
     if row["mechanism"] != study.reference or row["variant"]:
-        name = _same_but(study, row, {"mechanism": study.reference, "variant": ""})
-        return name or (row["base"] if row["base"] in study.series else None)
+        to_reference = {"mechanism": study.reference}
+        name = _same_but(study, row, to_reference) if row["mechanism"] != study.reference else None
+        name = name or _same_but(study, row, to_reference | {"variant": ""})
+        return name or (row["base"] if row["base"] in study.series and _has_rates_of_base(study, row) else None)
     for axis, plain in PLAIN.items():
         if row[axis] != plain and (name := _same_but(study, row, {axis: plain})):
             return name
     return None
+
+
+def _has_rates_of_base(study: Study, row) -> bool:
+    """Return whether a run's optimizer has the reference rate of its base's."""
+    rates = multiples.references(study.study)
+    base = str(study.of(row["base"]).iloc[0]["optimizer"])
+    return base == row["optimizer"] or rates.get(base, 0.0) == rates.get(row["optimizer"])
 
 
 def _same_but(study: Study, row, changed: dict[str, str]) -> str | None:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 
 from stability.config.ablation import ALONE, OF_RECIPE, Ablation, Build, Variant
 from stability.config.ablation import read as read_ablations
-from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, validate
+from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, check_numbers, validate
 from stability.config.cross import CrossOfEach, parse_cross
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, parse_generation
@@ -209,12 +209,17 @@ class SweepSpec(AbstractRecipe):
             base = getattr(self, item.part)
             yield item.part, base, partial(validate, type(base), path=item.part)
         elif item.part in ALONE:
-            yield item.part, getattr(self, item.part), lambda value: value
+            yield item.part, getattr(self, item.part), partial(self._check_field, item.part)
         else:
             for axis, family in AXES.items():
                 yield from (
                     (axis, base, partial(part, family)) for base in getattr(self, axis) if base.name == item.part
                 )
+
+    def _check_field(self, name: str, value: Any) -> Any:
+        """Return a field's value; ValueError with one line if it is invalid."""
+        check_numbers(type(self), {name: value})
+        return value
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
         """Return every kind of run as (variant label, part by axis); the label is "" for a base.

@@ -14,6 +14,7 @@ from analysis.drawing.style import RC
 from analysis.report import build, summary
 from analysis.sections import ablation, ablation_figure
 from analysis.study.load import load
+from analysis.study.reference import references
 from tests.analysis.synthetic import UNIGRAM, write_study, write_table
 from tests.analysis.test_report import text_of
 
@@ -292,3 +293,42 @@ def test_results_from_before_the_column_name_the_command_that_writes_them_again(
         ValueError, match=r"lacks the column variant: `python -m stability\.sweep name=old` writes it again"
     ):
         load(path)
+
+
+def test_a_variant_of_another_optimizer_or_of_a_field_is_named_by_its_label_and_stands_beside_the_base(tmp_path):
+    """The runs of `ablate.optimizer=[sgd] ablate.clip_norm=[null]`."""
+    rates = {"adamw": 1e-3, "lion": 1e-3, "sgd": 0.1}
+    varied = [("", "adamw"), ("optimizer=sgd", "sgd"), ("optimizer=lion", "lion"), ("clip_norm=null", "adamw")]
+    settings = [{"variant": variant, "optimizer": optimizer} for variant, optimizer in varied]
+    path = write_study(tmp_path, mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=3, settings=settings)
+    told = json.loads((path / "study.json").read_text())
+    values = {"optimizer": {"adamw": "", "sgd": "sgd", "lion": "lion"}, "clip_norm": {1.0: "", None: "null"}}
+    ablated = [
+        {
+            "axis": name,
+            "part": name,
+            "setting": "",
+            "values": [{"value": value, "variant": text and f"{name}={text}"} for value, text in row.items()],
+        }
+        for name, row in values.items()
+    ]
+    (path / "study.json").write_text(json.dumps(told | {"ablations": ablated, "lr_references": rates}))
+    study = load(path)
+    assert set(study.series) == {
+        f"{name}{variant}"
+        for name in ("sa", "sw")
+        for variant in ("", " optimizer=sgd", " optimizer=lion", " clip_norm=null")
+    }
+    assert set(study.runs["base"]) == {"sa", "sw"}
+    assert set(study.of("sa optimizer=sgd")["optimizer"]) == {"sgd"}, "the table of runs keeps what was trained"
+    tables = ablation.ablation_tables(study)
+    assert [table.groups for table in tables] == [(("", 1), ("optimizer", 3), ("clip_norm", 2))] * 2
+    assert [table.header for table in tables] == [("", "adamw", "sgd", "lion", "1", "null")] * 2
+    assert references(study) == {
+        "sa optimizer=lion": "sa",  # one reference rate; sgd's rates are of another size
+        "sa clip_norm=null": "sa",
+        "sw": "sa",
+        "sw optimizer=sgd": "sa optimizer=sgd",
+        "sw optimizer=lion": "sa optimizer=lion",
+        "sw clip_norm=null": "sa clip_norm=null",
+    }, "only what is named differs"

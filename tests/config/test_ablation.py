@@ -72,6 +72,40 @@ def test_an_optimizers_settings_vary_for_every_mechanism_and_carry_its_name():
     assert [run.optimizer.settings.beta2 for _, run in points] == [0.999, 0.95, 0.999, 0.95, 0.999]
 
 
+def test_settings_of_the_recipe_and_whole_fields_vary_one_at_a_time_for_every_mechanism():
+    """Each variant is the run that the plain words make."""
+    varied = {
+        "qk_norm=rmsnorm": ("ablate.sa.qk_norm=[rmsnorm]", "mechanism.sa.qk_norm=rmsnorm"),
+        "model.logit_softcap=30": ("ablate.model.logit_softcap=[30]", "model.logit_softcap=30"),
+        "schedule.warmup_steps=50": ("ablate.schedule.warmup_steps=[50]", "schedule.warmup_steps=50"),
+        "objective.z_loss=0.0001": ("ablate.objective.z_loss=[1e-4]", "objective.z_loss=1e-4"),
+        "clip_norm=null": ("ablate.clip_norm=[1,null]", "clip_norm=null"),
+        "batch=4": ("ablate.batch=[4]", "batch=4"),
+        "optimizer=stable_adamw": ("ablate.optimizer=[adamw,stable_adamw]", "optimizer=stable_adamw"),
+        "norm=rmsnorm": ("ablate.norm=[rmsnorm]", "norm=rmsnorm"),
+    }
+    base = ("mechanism=sa", "lr=1e-3", "seeds=1")
+    points = read_spec("sweep", [*base, *(word for word, _ in varied.values())]).points("data")
+    assert {label: run_id(run) for label, run in points} == {
+        label: run_id(read_spec("sweep", [*base, *words]).expand("data")[0])
+        for label, words in {"": (), **{label: (word,) for label, (_, word) in varied.items()}}.items()
+    }
+    assert len(points) == len({run_id(run) for _, run in points}) == 1 + len(varied)
+    both = read_spec("sweep", ["mechanism=[sa,sw]", *base[1:], "ablate.clip_norm=[null]"]).points("data")
+    assert [(run.mechanism.name, run.clip_norm) for _, run in both] == [
+        ("sa", 1.0), ("sa", None), ("sw", 1.0), ("sw", None),
+    ]  # fmt: skip
+
+
+def test_a_variant_of_another_optimizer_has_that_ones_rates_under_lr_scaled():
+    spec = read_spec("sweep", ["mechanism=sa", "lr=scaled", "seeds=1", "ablate.optimizer=[sgd]"])
+    plain = {
+        name: read_spec("sweep", ["mechanism=sa", "lr=scaled", "seeds=1", f"optimizer={name}"]).rates()[0]
+        for name in ("adamw", "sgd")
+    }
+    assert spec.rates() == (plain["adamw"], plain["sgd"]) and plain["adamw"] != plain["sgd"]
+
+
 def test_the_parts_of_a_pattern_vary_under_the_patterns_name():
     points = read_spec(
         "sweep",
@@ -128,6 +162,28 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
             r"ablate\.mix\.sd: has no settings of its own; did you mean 'sc'\?",
         ),
         (["mechanism=mix", "ablate.mix.sc.windw=[4]"], r"ablate\.mix\.sc\.windw: unknown key; did you mean 'window'\?"),
+        (["ablate.clip_norm=[-1]"], r"ablate\.clip_norm: clip_norm=-1: input should be greater than 0"),
+        (["ablate.clip_nrm=[1]"], r"ablate\.clip_nrm=\[1\]: names no setting"),
+        (["ablate.clip_norm=null"], r"ablate\.clip_norm=null: must be a list"),
+        (["ablate.clip_norm.x=[1]"], r"ablate\.clip_norm\.x: clip_norm varies as a whole, ablate\.clip_norm=\[…\]$"),
+        (
+            ["ablate.optimizer.beta2=[0.9]"],
+            r"optimizer varies as a whole, ablate\.optimizer=\[…\]; its settings: ablate\.adamw\.beta2=\[…\]$",
+        ),
+        (["ablate.optimizer=[adam]"], r"ablate\.optimizer: no optimizer called 'adam'; did you mean 'radam'\?"),
+        (
+            ["optimizer=[adamw,sgd]", "ablate.optimizer=[lion]"],
+            r"ablate\.optimizer: this sweep selects several already; add the others to optimizer=\[…\]",
+        ),
+        (
+            ["ablate.model.width=[32]"],
+            r"ablate\.model\.width: a size has curves of its own; write model\.width=\[32\]",
+        ),
+        (["ablate.model.widt=[32]"], r"ablate\.model\.widt: unknown key; did you mean 'width'\?"),
+        (
+            ["ablate.schedule.warmup_steps=[-3]"],
+            r"schedule\.warmup_steps=-3: input should be greater than or equal to 0",
+        ),
         (["ablat.sc.window=[4]"], r"ablat\.sc\.window: unknown key"),
     ],
 )

@@ -91,6 +91,7 @@ def test_the_record_has_reference_rates_and_multiples_for_the_report(tmp_path):
     assert _references(scaled) == {"lr_references": REFERENCES, "lr_multiples": [0.03, 0.3, 3.0, 30.0]}
     several = Sweep(tmp_path, "optimizer=[adamw,sgd]", "lr=range").spec
     assert _references(several) == {"lr_references": REFERENCES}
+    assert _references(Sweep(tmp_path, "lr=range", "ablate.optimizer=[sgd]").spec) == {"lr_references": REFERENCES}
     assert _references(Sweep(tmp_path, "lr=range").spec) == {}
 
 
