@@ -61,11 +61,12 @@ class Signal:
 
 
 LOSS = Signal("training loss", "", "loss")
+LOGITS = Signal("largest attention logit", "activations", "attention_logit_max", limit=50.0)
 SIGNALS = (
     LOSS,
     Signal("gradient norm", "", "grad_norm"),
     Signal("update norm", "", "update_norm"),
-    Signal("largest attention logit", "activations", "attention_logit_max", limit=50.0),
+    LOGITS,
     Signal("lowest attention entropy", "activations", "attention_entropy_min", sign=-1),
     Signal("mean log Z", "activations", "log_z", limit=20.0),
     Signal("largest logit", "activations", "logit_max"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import FIXED, OTHERS, WIDTH_INCHES, fitting_legend, lr_axis
-from analysis.numbers.size_laws import AXES
+from analysis.numbers.size_laws import AXES, Law, Size
 from analysis.numbers.transfer import Curve, Group, fit_law_of
 from analysis.numbers.windows import median_line
 from analysis.words import lr_text
@@ -80,17 +81,27 @@ def _draw_laws(ax: Axes, groups: Sequence[Group]) -> None:
         known = [curve for curve in group.curves if not curve.best.open]
         _draw_best(ax, known, axis, color, marker)
         if (law := group.law) is not None:
-            largest = group.curves[-1].size
-            x = np.geomspace(group.curves[0].size[axis], 2 * largest[axis], 40)
-            found = [law.predict((*largest[:axis], each, *largest[axis + 1 :])) for each in x]
-            middle, half = np.array([each for each, _ in found]), np.array([each for _, each in found])
-            ax.plot(x, 10**middle, color=color, linewidth=1.1, linestyle=(0, (4, 2)))
-            if np.isfinite(half).all():
-                ax.fill_between(x, 10 ** (middle - half), 10 ** (middle + half), color=color, alpha=0.13, linewidth=0)
+            draw_law(ax, law, group.curves[-1].size, color)
         if (earlier := fit_law_of(group.curves[:-1])) is not None:
             foretold = 10 ** earlier.predict(group.curves[-1].size)[0]
             mark(ax, group.curves[-1].size[axis], foretold, "x", color, 6, markeredgewidth=1.3, zorder=5)
-    sizes = sorted({curve.size[axis] for group in groups for curve in group.curves})
+    set_size_axes(ax, sorted({curve.size[axis] for group in groups for curve in group.curves}), AXES[axis])
+    ax.set_ylabel("best learning rate")
+
+
+def draw_law(ax: Axes, law: Law, largest: Size, color: Any) -> None:
+    """Draw a law of one size with its 80 % interval, from the smallest size to twice the largest."""
+    (axis,) = law.axes
+    x = np.geomspace(law.origin[axis], 2 * largest[axis], 40)
+    found = [law.predict((*largest[:axis], each, *largest[axis + 1 :])) for each in x]
+    middle, half = np.array([each for each, _ in found]), np.array([each for _, each in found])
+    ax.plot(x, 10**middle, color=color, linewidth=1.1, linestyle=(0, (4, 2)))
+    if np.isfinite(half).all():
+        ax.fill_between(x, 10 ** (middle - half), 10 ** (middle + half), color=color, alpha=0.13, linewidth=0)
+
+
+def set_size_axes(ax: Axes, sizes: Sequence[float], name: str) -> None:
+    """Set logarithmic axes of sizes, to twice the largest, and of learning rates."""
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(FixedLocator([*sizes, 2 * sizes[-1]]))
@@ -99,8 +110,7 @@ def _draw_laws(ax: Axes, groups: Sequence[Group]) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: lr_text(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel(AXES[axis])
-    ax.set_ylabel("best learning rate")
+    ax.set_xlabel(name)
     ax.tick_params(axis="x", labelrotation=30)
 
 
