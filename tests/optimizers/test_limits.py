@@ -79,3 +79,16 @@ def test_a_gradient_that_outgrows_its_mean_square_shortens_stable_adamws_step(we
         public.step()
     assert same(found, value.detach().numpy())
     assert not np.allclose(found, stepped("adamw", start, gradients, weight_decay=weight_decay), rtol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_set_adam_has_one_step_size_where_all_squares_are_equal_and_needs_no_large_gradients(size):
+    """cos² = 1 and w̃ = (1 − τ) w: twice Adam's step, whatever the gradients' size, also where their squares underflow."""
+    start, signs = np.zeros((4, 4), np.float32), np.where(np.arange(16).reshape(4, 4) % 3, 1.0, -1.0)
+    gradients = [np.float32(size) * signs.astype(np.float32)] * len(RATES)
+    assert stepped("set_adam", start, gradients, epsilon=1e-38) == pytest.approx(-2 * sum(RATES) * signs, rel=1e-5)
+
+
+def test_set_adam_leaves_a_parameter_without_gradient_where_it_is():
+    start = np.ones((3, 2))
+    assert (stepped("set_adam", start, [np.zeros((3, 2))] * len(RATES)) == start).all()

@@ -44,6 +44,7 @@ NUMBERS: dict[str, Callable[[Shape], int]] = {
     "prodigy": each(4),
     "radam": each(2),
     "schedulefree_adamw": each(2),
+    "set_adam": each(2),
     "sgd": each(1),
     "shampoo": of_matrices(lambda short, long: short**2 + long**2),
     # two means, and of each side a factor and its eigenbasis

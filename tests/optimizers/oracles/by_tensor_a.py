@@ -51,6 +51,21 @@ def stable_adamw(config: Any, value: np.ndarray, gradients: list[np.ndarray], ra
     return value
 
 
+def set_adam(config: Any, value: np.ndarray, gradients: list[np.ndarray], rates: list[float]) -> np.ndarray:
+    """Zhang (2023): θ ← θ − α/(1 − β₁ᵗ) m/w̃, w̃ = w − τ min w, w = √(v cos²∠(v, 1)/(1 − β₂ᵗ) + ε), one coordinate after
+    another, with the angle's cosine as a quotient of an inner product and two norms."""
+    mean, square = np.zeros_like(value), np.zeros_like(value)
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        mean = config.beta1 * mean + (1 - config.beta1) * gradient
+        square = config.beta2 * square + (1 - config.beta2) * gradient**2
+        flat, ones = square.ravel(), np.ones(square.size)
+        cos = flat @ ones / (np.linalg.norm(flat) * np.linalg.norm(ones))
+        roots = np.array([np.sqrt(v * cos**2 / (1 - config.beta2**step) + config.epsilon) for v in flat])
+        roots = (roots - config.translation * min(roots)).reshape(value.shape)
+        value = value * (1 - rate * config.weight_decay) - rate / (1 - config.beta1**step) * mean / roots
+    return value
+
+
 def mars_adamw(config: Any, value: np.ndarray, gradients: list[np.ndarray], rates: list[float]) -> np.ndarray:
     """Algorithm 2 of Yuan et al. (2024), approximate: c = g + γ β₁/(1 − β₁)(g − g₋₁), g₀ = 0, over its norm where that is
     above 1; AdamW on c."""
@@ -88,5 +103,6 @@ LOOPS: dict[str, Loop] = {
     "cautious_adamw": cautious_adamw,
     "lamb": lamb,
     "mars_adamw": mars_adamw,
+    "set_adam": set_adam,
     "stable_adamw": stable_adamw,
 }
