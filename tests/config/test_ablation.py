@@ -131,6 +131,8 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         "rope": [("gradient", ""), ("none", "rope=none")],
     }
     assert columns("ablate.sc.window=[4,2]")["window"] == [(4, "window=4"), (2, "")]
+    assert columns("ablate.optimizer=[sgd]")[""] == [("adamw", ""), ("sgd", "optimizer=sgd")]
+    assert columns("ablate.clip_norm=[null]")[""] == [(1.0, ""), (None, "clip_norm=null")]
 
 
 @pytest.mark.parametrize(
