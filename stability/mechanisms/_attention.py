@@ -25,12 +25,22 @@ QK_NORM = (
 )
 
 
-class DotProductSettings(Settings):
-    """Settings of the logits, shared by the mechanisms with an `AbstractDotProductAttention`."""
+class QKNormSettings(Settings):
+    """Setting of the norms of queries and keys, shared by the mechanisms with a softmax of q·k."""
 
     qk_norm: Annotated[Literal["none", "layernorm", "rmsnorm"], Since("none")] = Field(
         default="none", description=QK_NORM
     )
+
+    def make_norms(self, head_width: int) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the norms of one head's queries and keys, with ε = 1e-5 and gains of 1; None without ``qk_norm``."""
+        kinds = {"layernorm": nn.LayerNorm, "rmsnorm": _RMSNorm}
+        kind = kinds.get(self.qk_norm)
+        return (None, None) if kind is None else (kind(head_width, eps=1e-5), kind(head_width, eps=1e-5))
+
+
+class DotProductSettings(QKNormSettings):
+    """Settings of the logits, shared by the mechanisms with an `AbstractDotProductAttention`."""
 
     softcap: Annotated[float | None, Since(None)] = Field(
         default=None,
@@ -89,7 +99,7 @@ class AbstractDotProductAttention(AbstractAttention):
         self.gamma = self.log_temperature = None
         own = config if isinstance(config, DotProductSettings) else DotProductSettings()
         self.softcap = own.softcap
-        self.q_norm, self.k_norm = (_make_norm(own.qk_norm, shape.head_width) for _ in range(2))
+        self.q_norm, self.k_norm = own.make_norms(shape.head_width)
 
     @classmethod
     def kv_heads_of(cls, config: Any, heads: int) -> int:
@@ -235,10 +245,17 @@ class _RMSNorm(nn.RMSNorm):
         return super().forward(at_least_float32(x))
 
 
-def _make_norm(name: str, head_width: int) -> nn.Module | None:
-    """Return the norm of one head's queries or keys, with ε = 1e-5 and gains of 1; None for "none"."""
-    kinds = {"layernorm": nn.LayerNorm, "rmsnorm": _RMSNorm}
-    return kinds[name](head_width, eps=1e-5) if name in kinds else None
+def prepare(u: Tensor, norm: nn.Module | None, rope: Any, position_dim: int = -2) -> Tensor:
+    """Return queries or keys, normed and then rotated, in their own dtype.
+
+    Args:
+        u: any shape with features last.
+        norm: of each head's features; None without.
+        rope: rotation; None without.
+        position_dim: axis of the positions.
+    """
+    normed = u if norm is None else norm(u)
+    return (normed if rope is None else rope(normed, position_dim=position_dim)).to(u.dtype)
 
 
 def require_groups(mechanism: str, kv_heads: int | None, heads: int) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config import Settings
+from stability.mechanisms._attention import QKNormSettings, prepare
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 
 
@@ -23,7 +23,7 @@ class CrossAttention(AbstractCrossMechanism):
     scaled_dot_product_attention.
     """
 
-    class Config(Settings):
+    class Config(QKNormSettings):
         """Setting for positions; width and heads come from the model."""
 
         rope: Literal["absolute", "none"] = Field(
@@ -37,6 +37,7 @@ class CrossAttention(AbstractCrossMechanism):
         if self.rope is not None:
             shape.require_pairs()
         self.heads, self.dropout = shape.heads, shape.dropout
+        self.q_norm, self.k_norm = config.make_norms(shape.head_width)
         self.q = nn.Linear(shape.width, shape.width)
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
@@ -84,8 +85,7 @@ class CrossAttention(AbstractCrossMechanism):
             -1, (2, self.heads, -1)
         )
         k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
-        if self.rope is not None:
-            q_BNHK, k_BJHK = self.rope(q_BNHK, position_dim=1), self.rope(k_BJHK, position_dim=1)
+        q_BNHK, k_BJHK = prepare(q_BNHK, self.q_norm, self.rope, 1), prepare(k_BJHK, self.k_norm, self.rope, 1)
         q_BHNK, k_BHJK, v_BHJK = (part.transpose(1, 2) for part in (q_BNHK, k_BJHK, v_BJHK))
         # with padding: fill empty rows; torch's SDPA accepts them, other softmaxes give NaN
         visible = None

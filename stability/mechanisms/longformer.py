@@ -13,8 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config import Settings
-from stability.mechanisms._attention import attend, find_unsupported
+from stability.mechanisms._attention import QKNormSettings, attend, find_unsupported, prepare
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -46,7 +45,7 @@ class LongformerAttention(AbstractAttention):
     and memory are O(N·(c + 2w + g)), with blocks of c about max(w, 16), plus O(g·N) for global rows.
     """
 
-    class Config(Settings):
+    class Config(QKNormSettings):
         """Width and dilation of the band, and number of global tokens."""
 
         window: int = Field(default=2, ge=1, description="w: keys on each side (causal: before), besides oneself")
@@ -68,6 +67,7 @@ class LongformerAttention(AbstractAttention):
         self.causal, self.dropout = shape.direction == CAUSAL, shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
+        self.q_norm, self.k_norm = config.make_norms(shape.head_width)
         self.q_global = self.kv_global = None
         if has_global_rows(config, shape):
             self.q_global, self.kv_global = nn.Linear(shape.width, shape.width), nn.Linear(shape.width, 2 * shape.width)
@@ -221,13 +221,14 @@ class LongformerAttention(AbstractAttention):
         return torch.cat([first, near], -2)
 
     def _heads(self, projected_BND: Tensor, num_parts: int) -> list[Tensor]:
-        """Return the parts by head, (B, H, N, K) each, all rotated except values.
+        """Return the parts by head, (B, H, N, K) each, all normed and rotated except values.
 
-        The parts are q, k, v, or k, v, or q alone.
+        The parts are q, k, v, or k, v, or q alone. Both pairs of q and k have the same norms.
         """
         parts = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected_BND.chunk(num_parts, -1)]
-        turned = max(num_parts - 1, 1)
-        return [part if self.rope is None or n >= turned else self.rope(part) for n, part in enumerate(parts)]
+        norms = {3: (self.q_norm, self.k_norm), 2: (self.k_norm,), 1: (self.q_norm,)}[num_parts]
+        turned = [prepare(part, norm, self.rope) for part, norm in zip(parts, norms, strict=False)]
+        return [*turned, *parts[len(turned) :]]
 
     def _global_heads(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q_g for global tokens, (B, H, g, K), and K_g, V_g for all positions."""

@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from stability.config import Settings
-from stability.mechanisms._attention import require_groups
+from stability.mechanisms._attention import QKNormSettings, prepare, require_groups
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._compression import (
     LearnedCompression,
@@ -54,7 +53,7 @@ class NativeSparseAttention(AbstractAttention):
     (`margin`). If a change lies between two losses, their difference does not show the piece's second derivative.
     """
 
-    class Config(Settings):
+    class Config(QKNormSettings):
         """Block and window sizes; the paper's, for 65,536 positions: 32, 16, 64, 16, 512, and kv_heads 4."""
 
         block: int = Field(default=8, ge=1, description="positions of a compressed block, l")
@@ -106,6 +105,7 @@ class NativeSparseAttention(AbstractAttention):
         self.kv_heads = config.kv_heads or shape.heads
         self.group = self.heads // self.kv_heads
         self.qkv = nn.Linear(shape.width, shape.width + 2 * BRANCHES * self.kv_heads * shape.head_width)
+        self.q_norm, self.k_norm = config.make_norms(shape.head_width)
         self.gate = nn.Linear(shape.width, BRANCHES * shape.heads)
         self.compress_key, self.compress_value = (
             LearnedCompression(self.kv_heads, config.block, shape.head_width)
@@ -195,14 +195,15 @@ class NativeSparseAttention(AbstractAttention):
         """Return queries, rotated queries, and the branches' keys and values.
 
         Queries are (B, G, R, N, K) with R heads per group, keys and values (B, G, N, K) each. Keys for selection and
-        window are rotated.
+        window are rotated. ``qk_norm`` norms the keys of all branches by the same gains.
         """
         heads = (self.heads, *(self.kv_heads,) * (2 * BRANCHES))
         q_BHNK, *kv = (part.transpose(1, 2) for part in self.qkv(x_BND).unflatten(-1, (sum(heads), -1)).split(heads, 2))
         k_c, k_s, k_w, *values = kv
-        turn = (lambda u: u) if self.rope is None else self.rope
-        grouped = (self.kv_heads, self.group)
-        return q_BHNK.unflatten(1, grouped), turn(q_BHNK).unflatten(1, grouped), (k_c, turn(k_s), turn(k_w)), (*values,)
+        keys = prepare(k_c, self.k_norm, None), *(prepare(k, self.k_norm, self.rope) for k in (k_s, k_w))
+        queries = (prepare(q_BHNK, self.q_norm, rope) for rope in (None, self.rope))
+        q_BGRNK, turned_BGRNK = (q.unflatten(1, (self.kv_heads, self.group)) for q in queries)
+        return q_BGRNK, turned_BGRNK, keys, (*values,)
 
     def _weigh_blocks(self, q_BGRNK: Tensor, k_BGNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return the softmax over complete blocks (B, G, R, N, C), Eq. 8; zero in empty rows."""

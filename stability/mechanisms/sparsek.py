@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config import Settings
+from stability.mechanisms._attention import QKNormSettings
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
 from stability.mechanisms._sparse_top_k import Ranking, Thresholds, best, mark_best, thresholds
@@ -40,7 +40,7 @@ class SparseKAttention(AbstractAttention):
     log N for long sequences, never (N, N). The output jumps if a key enters or leaves S_i; otherwise it is smooth.
     """
 
-    class Config(Settings):
+    class Config(QKNormSettings):
         """Settings for the number of kept keys."""
 
         k: int = Field(default=32, ge=1, description="keys that are kept of all that a position may see")
@@ -61,6 +61,7 @@ class SparseKAttention(AbstractAttention):
         self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
         self.k, self.window, self.dropout = config.k, config.window, shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.q_norm, self.k_norm = config.make_norms(shape.head_width)
         self.scorer = nn.Linear(shape.width, shape.heads, bias=False)  # a constant added to all scores has no effect
         self.out = nn.Linear(shape.width, shape.width)
 
@@ -141,12 +142,14 @@ class SparseKAttention(AbstractAttention):
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
 
     def split(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, rotated, and values, (B, H, N, K) each."""
+        """Return queries and keys, normed and rotated, and values, (B, H, N, K) each."""
         qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
-        qk_BNTHK = qkv_BNTHK[:, :, :2]
+        qk_BNTHK, v_BNHK = qkv_BNTHK[:, :, :2], qkv_BNTHK[:, :, 2]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk_BNTHK = torch.stack([self.q_norm(qk_BNTHK[:, :, 0]), self.k_norm(qk_BNTHK[:, :, 1])], 2)
         turned = qk_BNTHK if self.rope is None else self.rope(qk_BNTHK, position_dim=1)
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.unbind(2))
-        return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.to(v_BNHK.dtype).unbind(2))
+        return q_BHNK, k_BHNK, v_BNHK.transpose(1, 2)
 
     def scores(self, x_BND: Tensor) -> Float[Tensor, "B H N"]:
         """Return u, in float32 or wider: fewer bits would create ties."""

@@ -135,7 +135,7 @@ WITH: dict[str, dict[str, Any]] = {
     "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
     "sparsek.window": {"mechanism": {"k": 3}},
     **{f"nsa.{name}": CAUSAL_NSA for name in CAUSAL_NSA["mechanism"]},
-    **{f"nsa.{name}": CAUSAL_NSA for name in ("compression", "kv_heads")},
+    **{f"nsa.{name}": CAUSAL_NSA for name in ("compression", "kv_heads", "qk_norm")},
     **{f"titans.{name}": {"objective": "ar"} for name in ("form", "memory", "momentum", "forgetting", "chunk", "conv")},
     **{f"titans.{name}": {"objective": "ar", "mechanism": {"memory": "mlp"}} for name in ("hidden", "activation")},
     "titans.window": {"objective": "ar", "mechanism": {"form": "gated_attention"}},

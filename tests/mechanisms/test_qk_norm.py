@@ -127,6 +127,77 @@ def test_curvature_by_taylor_terms_is_that_of_double_backward(name, kind):
     check_taylor_is_double_backward(moved(name, qk_norm=kind), inputs(), padding())
 
 
+# settings with which each sees all that `sa` sees
+OTHERS: dict[str, dict[str, Any]] = {
+    "longformer": {"window": 99, "global_tokens": 0},
+    "sparsek": {"k": 99},
+    "nsa": {"window": 99},
+    "ca": {},
+}
+
+
+def as_sa(name: str, kind: str, direction: str) -> tuple[Any, Any]:
+    """A layer of another mechanism and one of `sa` with its queries, keys, values, norms and output."""
+    layer = moved(name, direction, qk_norm=kind, **OTHERS[name])
+    plain = moved("sa", direction, qk_norm=kind, mask_diagonal=False)
+    with torch.no_grad():
+        for part in ("weight", "bias"):
+            if name == "ca":
+                rows = torch.cat([getattr(layer.q, part), getattr(layer.kv, part)])
+            else:  # nsa has keys and values of three branches, the window's last
+                split = getattr(layer.qkv, part).split(layer.own_splits["qkv"])
+                rows = torch.cat([split[0], split[len(split) // 2], split[-1]])
+            getattr(plain.qkv, part).copy_(rows)
+        if name == "nsa":
+            layer.gate.weight.zero_()
+            layer.gate.bias.copy_(torch.tensor([-1e3] * 2 * HEADS + [1e3] * HEADS))  # the window's branch alone
+        for part in ("out", "q_norm", "k_norm"):
+            getattr(plain, part).load_state_dict(getattr(layer, part).state_dict())
+    return layer, plain
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_mechanism_that_sees_everything_is_sa_with_the_same_norms(name, kind):
+    layer, plain = as_sa(name, kind, "bidirectional" if name == "ca" else "causal")
+    x_BND = inputs()
+    found_BND = layer(x_BND, x_BND) if name == "ca" else layer(x_BND)
+    torch.testing.assert_close(found_BND, plain(x_BND), rtol=1e-10, atol=1e-12)
+
+
+def test_global_rows_of_longformer_are_normed_as_the_others():
+    """With projections like the others', and a window over all, every row is `sa`'s."""
+    whole = moved("longformer", "bidirectional", qk_norm="rmsnorm", window=99, global_tokens=2)
+    plain = moved("sa", "bidirectional", qk_norm="rmsnorm", mask_diagonal=False)
+    with torch.no_grad():
+        for copy, rows in ((whole.q_global, slice(WIDTH)), (whole.kv_global, slice(WIDTH, None))):
+            copy.weight.copy_(whole.qkv.weight[rows])
+            copy.bias.copy_(whole.qkv.bias[rows])
+        for part in ("qkv", "out", "q_norm", "k_norm"):
+            getattr(plain, part).load_state_dict(getattr(whole, part).state_dict())
+    torch.testing.assert_close(whole(inputs()), plain(inputs()), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["longformer", "sparsek", "nsa"])
+def test_compression_and_weights_have_the_norms_too(name):
+    """Much larger W_q and W_k change neither the output nor the observed weights."""
+    few = {"block": 2, "stride": 1, "selected_block": 2, "selected": 3, "window": 3, "compression": "mean"}
+    layer, x_BND = moved(name, "causal", qk_norm="rmsnorm", **(few if name == "nsa" else {})), inputs()
+    before_BND, weights_BHNN = layer(x_BND), layer.weights(x_BND)
+    with torch.no_grad():
+        rows = layer.own_splits["qkv"]
+        of_keys = sum(rows[: 1 + (len(rows) - 1) // 2])
+        layer.qkv.weight[:of_keys] *= 1e4
+        layer.qkv.bias[:of_keys] *= 1e4
+    torch.testing.assert_close(layer(x_BND), before_BND, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(layer.weights(x_BND), weights_BHNN, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["longformer", "sparsek"])
+def test_their_curvature_by_taylor_terms_is_that_of_double_backward(name):
+    check_taylor_is_double_backward(moved(name, qk_norm="rmsnorm"), inputs(), padding())
+
+
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_in_bfloat16_values_and_logits_keep_their_dtype(kind):
     layer = moved("sa", qk_norm=kind).float()
