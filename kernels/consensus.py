@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from kernels import _consensus_passes as passes
-from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, check_inputs, tiles_of
+from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, check_inputs, chunk_sizes, tiles_of
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["LARGEST", "Tiles", "cross_consensus", "self_consensus", "tiles_of"]
+__all__ = ["LARGEST", "Tiles", "chunk_sizes", "cross_consensus", "self_consensus", "tiles_of"]
 
 Given = tuple[Ends, Network]
 
