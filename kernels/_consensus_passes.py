@@ -23,6 +23,7 @@ from kernels._consensus_launch import (
     wide_of,
 )
 from kernels._consensus_taylor import flow_along_kernel
+from kernels._large_products import multiply
 from kernels.operation import Component, Parts
 
 
@@ -124,7 +125,9 @@ def compute_network_gradients(gradient: Tensor, ends: Ends, network: Network, pr
         )
         sums = [found["by_scalar_weight"].sum(0), found["by_scalar_bias"].sum(0)]
         if is_ranked:
-            sums += [_multiply(found["by_lambda"], found["hidden"], precision), found["by_lambda"].sum(-1)]
+            dtype = torch.bfloat16 if precision == "bf16" else wide
+            by_weight = multiply(found["by_lambda"].to(dtype), found["hidden"].to(dtype).mT)
+            sums += [by_weight, found["by_lambda"].sum(-1)]
         for total, part in zip(totals, sums, strict=False):
             assert total is not None
             total[some_heads.start : some_heads.stop] += part
@@ -149,26 +152,6 @@ def _chunks(ends: Ends, edge_bytes: int) -> Iterator[tuple[range, range, range]]
         for number, size in zip(axes, sizes, strict=True)
     )
     yield from product(of_heads, sequences, steps)
-
-
-def _multiply(left_HYE: Tensor, right_HXE: Tensor, precision: str) -> Tensor:
-    """Return left @ rightᵀ with factors rounded as in the kernels, sums in the factors' own dtype.
-
-    float32 products have torch's own precision, from which the kernels' is chosen (tf32x3: at least as exact).
-
-    Args:
-        left_HYE: gradients by Λ.
-        right_HXE: hidden layers.
-        precision: of products with W_Λ.
-    """
-    device = left_HYE.device.type
-    with torch.autocast(device, enabled=False):
-        if precision != "bf16":
-            return left_HYE @ right_HXE.mT
-        left, right = left_HYE.bfloat16(), right_HXE.bfloat16().mT
-        if device != "cuda":
-            return left.float() @ right.float()
-        return torch.bmm(left, right, out_dtype=torch.float32)
 
 
 def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], ends: Ends, precision: str) -> Parts:
