@@ -86,8 +86,8 @@ def difference_and_pull(
 @triton.jit
 def ends_kernel(
     own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, turn,
-    turned_weight, gradient, by_own, by_source, by_target, own_head, other_head, source_head, target_head, heads, batch, num_own,
-    num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, num_targets, FROM_OWN: tl.constexpr,
+    turned_weight, gradient, by_own, by_source, by_target, own_head, other_head, source_head, target_head, heads, batch,
+    num_own, num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, num_targets, FROM_OWN: tl.constexpr,
     FROM_OTHER: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
     OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr,
@@ -170,8 +170,9 @@ def ends_kernel(
                         )
                         by_hidden_XM += tl.trans(product(by_lambda_MC, weight_CX, MATRIX, WIDE, PRECISION))
                     z_XM = hidden_before(
-                        at_own, at_other, own_M, other_M, valid_M, first, num_hidden, own_step, other_step, X, EVEN, WIDE
-                    )
+                        at_own, at_other, own_M, other_M, valid_M, first, num_hidden, own_step, other_step, X, EVEN,
+                        WIDE,
+                    )  # fmt: skip
                     by_z_XM = by_hidden_XM * (gaussian_cdf(z_XM) + z_XM * gaussian_density(z_XM))
                     add_to(by_at_own, by_z_XM, own_M, kept_M, hidden_X, num_hidden, own_step, WIDE)
                     if BOTH:  # edges of this tile's other ends that are its own nodes; the rest is the next tile's

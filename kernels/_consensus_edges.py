@@ -113,10 +113,13 @@ def read_lambda_weight(
     """
     column_C = tl.arange(0, ROWS * K)
     if EVEN:
-        return tl.load(base + row * K * num_hidden + (column_C[None, :] * num_hidden + hidden_X[:, None]))
-    row_C, width_C = row + column_C // K, column_C % K
-    given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
-    return tl.load(base + (row_C * head_width + width_C)[None, :] * num_hidden + hidden_X[:, None], given_XC, other=0.0)
+        found_XC = tl.load(base + row * K * num_hidden + (column_C[None, :] * num_hidden + hidden_X[:, None]))
+    else:
+        row_C, width_C = row + column_C // K, column_C % K
+        given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
+        place_XC = (row_C * head_width + width_C)[None, :] * num_hidden + hidden_X[:, None]
+        found_XC = tl.load(base + place_XC, given_XC, other=0.0)
+    return found_XC
 
 
 @triton.jit
@@ -133,11 +136,13 @@ def read_turned_weight(
     """
     column_C = tl.arange(0, ROWS * K)
     if EVEN:
-        return tl.load(base + row * K + (hidden_X[None, :] * (rank * K) + column_C[:, None]))
-    row_C, width_C = row + column_C // K, column_C % K
-    given_CX = ((row_C < rank) & (width_C < head_width))[:, None] & (hidden_X < num_hidden)[None, :]
-    place_CX = (row_C * head_width + width_C)[:, None] + (hidden_X * (rank * head_width))[None, :]
-    return tl.load(base + place_CX, given_CX, other=0.0)
+        found_CX = tl.load(base + row * K + (hidden_X[None, :] * (rank * K) + column_C[:, None]))
+    else:
+        row_C, width_C = row + column_C // K, column_C % K
+        given_CX = ((row_C < rank) & (width_C < head_width))[:, None] & (hidden_X < num_hidden)[None, :]
+        place_CX = (row_C * head_width + width_C)[:, None] + (hidden_X * (rank * head_width))[None, :]
+        found_CX = tl.load(base + place_CX, given_CX, other=0.0)
+    return found_CX
 
 
 @triton.jit
@@ -170,11 +175,14 @@ def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
         WIDE: dtype of the sums.
         PRECISION: of float32 products.
     """
-    if WIDE == tl.float64:  # Triton 3.6 does not compile tl.dot in float64 at all sizes
-        return tl.sum(left.to(WIDE)[:, :, None] * right.to(WIDE)[None, :, :], 1)
+    left, right = left.to(MATRIX), right.to(MATRIX)
     if INTERPRETED:  # NumPy reads a bfloat16's bits as an integer
-        return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
-    return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
+        left, right = left.to(WIDE), right.to(WIDE)
+    if MATRIX == tl.float64:  # noqa: SIM300  # Triton 3.6 does not compile tl.dot in float64 at all sizes
+        found = tl.sum(left[:, :, None] * right[None, :, :], 1)
+    else:
+        found = tl.dot(left, right, input_precision=PRECISION, out_dtype=WIDE)
+    return found
 
 
 @triton.jit
@@ -185,11 +193,10 @@ def computed_once(x, WIDE: tl.constexpr):
         x: a tile.
         WIDE: its dtype.
     """
-    if INTERPRETED:
-        return x
-    if WIDE == tl.float64:
-        return x
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    if not INTERPRETED:  # noqa: SIM102  # Triton compiles both sides of an "and"
+        if WIDE == tl.float32:  # noqa: SIM300
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
 
 
 @triton.jit

@@ -95,7 +95,7 @@ def compute_network_gradients(gradient: Tensor, ends: Ends, network: Network, pr
         network: the second layers.
         precision: of products with W_Λ.
     """
-    tiles, (heads, _, batch, num_own) = tiles_for(ends, network), ends.own.shape
+    tiles, num_own = tiles_for(ends, network), ends.own.shape[-1]
     wide, num_scalars = wide_of(ends.own), network.scalar_weight.shape[1]
     of_lambda, directions = tiles.rank * ends.own.shape[1], 2 if ends.both else 1
     totals = [None if each is None else torch.zeros_like(each, dtype=wide) for each in network]
@@ -165,6 +165,7 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
     """
     network, tiles = networks[0], tiles_for(ends, networks[0])
     stacked = {name: _stack([getattr(part, name) for part in networks]) for name in Network._fields}
+    weights = {name: weight for name, weight in stacked.items() if weight is not None}
     outs = [empty(ends.own.shape, ends.own) for _ in range(3)]
     names = ("own", "other", "source", "target")
     nodes = {
@@ -175,7 +176,7 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
     _launch(
         flow_along_kernel,
         num_programs(ends, tiles),
-        **arguments(ends, network, tiles, "ieee") | {name: weight for name, weight in stacked.items() if weight is not None},
+        **arguments(ends, network, tiles, "ieee") | weights,
         **nodes,
         out=outs[0],
         out1=outs[1],
