@@ -168,7 +168,8 @@ def ends_kernel(
                         weight_CX = read_turned_weight(
                             turned_weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN
                         )
-                        by_hidden_XM += tl.trans(product(by_lambda_MC, weight_CX, MATRIX, WIDE, PRECISION))
+                        by_hidden_MX = product(by_lambda_MC, weight_CX, MATRIX, WIDE, PRECISION)
+                        by_hidden_XM += tl.trans(by_hidden_MX)  # pyright: ignore[reportArgumentType]
                     z_XM = hidden_before(
                         at_own, at_other, own_M, other_M, valid_M, first, num_hidden, own_step, other_step, X, EVEN,
                         WIDE,
