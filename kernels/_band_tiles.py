@@ -75,7 +75,11 @@ def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
     if INTERPRETED:  # NumPy has no bfloat16
         a = a.to(ACC)
         b = b.to(ACC)
-    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
+    if ACC == tl.float64:  # noqa: SIM300  # Triton 3.6 does not compile tl.dot in float64 at all sizes
+        found = tl.sum(a[:, :, None] * b[None, :, :], 1)
+    else:
+        found = tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
+    return found
 
 
 @triton.jit

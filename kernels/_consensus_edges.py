@@ -93,7 +93,9 @@ def read_vector(base, feature_F, num_features, WIDE: tl.constexpr):
 
 
 @triton.jit
-def read_lambda_weight(base, row, hidden_X, rank, head_width, num_hidden, ROWS: tl.constexpr, K: tl.constexpr):
+def read_lambda_weight(
+    base, row, hidden_X, rank, head_width, num_hidden, ROWS: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr
+):
     """Return weights (X, ROWS·K) from hidden features to consecutive rows of Λ.
 
     Zeros beyond r and beyond d_H.
@@ -107,11 +109,40 @@ def read_lambda_weight(base, row, hidden_X, rank, head_width, num_hidden, ROWS: 
         num_hidden: ξ.
         ROWS: number of rows.
         K: d_H, padded.
+        EVEN: no tile is padded.
     """
     column_C = tl.arange(0, ROWS * K)
-    row_C, width_C = row + column_C // K, column_C % K
-    given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
-    return tl.load(base + (row_C * head_width + width_C)[None, :] * num_hidden + hidden_X[:, None], given_XC, other=0.0)
+    if EVEN:
+        found_XC = tl.load(base + row * K * num_hidden + (column_C[None, :] * num_hidden + hidden_X[:, None]))
+    else:
+        row_C, width_C = row + column_C // K, column_C % K
+        given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
+        place_XC = (row_C * head_width + width_C)[None, :] * num_hidden + hidden_X[:, None]
+        found_XC = tl.load(base + place_XC, given_XC, other=0.0)
+    return found_XC
+
+
+@triton.jit
+def read_turned_weight(
+    base, row, hidden_X, rank, head_width, num_hidden, ROWS: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr
+):
+    """Return weights (ROWS·K, X) of consecutive rows of Λ, which lie together in memory.
+
+    Zeros beyond r and beyond d_H.
+
+    Args:
+        base: pointer to a head's weights (ξ, r·d_H).
+        row … EVEN: as in `read_lambda_weight`.
+    """
+    column_C = tl.arange(0, ROWS * K)
+    if EVEN:
+        found_CX = tl.load(base + row * K + (hidden_X[None, :] * (rank * K) + column_C[:, None]))
+    else:
+        row_C, width_C = row + column_C // K, column_C % K
+        given_CX = ((row_C < rank) & (width_C < head_width))[:, None] & (hidden_X < num_hidden)[None, :]
+        place_CX = (row_C * head_width + width_C)[:, None] + (hidden_X * (rank * head_width))[None, :]
+        found_CX = tl.load(base + place_CX, given_CX, other=0.0)
+    return found_CX
 
 
 @triton.jit
@@ -144,9 +175,28 @@ def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
         WIDE: dtype of the sums.
         PRECISION: of float32 products.
     """
+    left, right = left.to(MATRIX), right.to(MATRIX)
     if INTERPRETED:  # NumPy reads a bfloat16's bits as an integer
-        return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
-    return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
+        left, right = left.to(WIDE), right.to(WIDE)
+    if MATRIX == tl.float64:  # noqa: SIM300  # Triton 3.6 does not compile tl.dot in float64 at all sizes
+        found = tl.sum(left[:, :, None] * right[None, :, :], 1)
+    else:
+        found = tl.dot(left, right, input_precision=PRECISION, out_dtype=WIDE)
+    return found
+
+
+@triton.jit
+def computed_once(x, WIDE: tl.constexpr):
+    """Return x; Triton would compute it again in each layout that needs it, as a product's factor in every warp.
+
+    Args:
+        x: a tile.
+        WIDE: its dtype.
+    """
+    if not INTERPRETED:  # noqa: SIM102  # Triton compiles both sides of an "and"
+        if WIDE == tl.float32:  # noqa: SIM300
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
 
 
 @triton.jit
@@ -310,10 +360,37 @@ def preactivation(
 
 
 @triton.jit
+def hidden_before(
+    at_own, at_other, own_M, other_M, valid_M, first, num_hidden, own_step, other_step, X: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return X features of the hidden layer before GELU as they lie in memory, (X, M).
+
+    Args:
+        at_own … num_hidden: as in `preactivation`.
+        first: first feature.
+        own_step, other_step: strides between features.
+        X, EVEN, WIDE: constants as in `settings`.
+    """
+    hidden_X = tl.arange(0, X)
+    at_own += first * own_step
+    at_other += first * other_step
+    given_XM = valid_M[None, :]
+    if not EVEN:
+        given_XM = (first + hidden_X < num_hidden)[:, None] & given_XM
+    if X <= 64:  # registers for addresses are scarce
+        own_step, other_step = own_step.to(tl.int32), other_step.to(tl.int32)
+    of_own_XM = tl.load(at_own + (hidden_X[:, None] * own_step + own_M[None, :]), given_XM, other=0.0)
+    of_other_XM = tl.load(at_other + (hidden_X[:, None] * other_step + other_M[None, :]), given_XM, other=0.0)
+    return of_own_XM.to(WIDE) + of_other_XM.to(WIDE)
+
+
+@triton.jit
 def edge_network(
     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias, lambda_weight,
     lambda_bias, row, rank, head_width, num_hidden, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return α and β before softplus, and unnormalised rows of Λ.
 
@@ -326,23 +403,22 @@ def edge_network(
         row, rank, head_width, num_hidden: first row, r, d_H, ξ.
         RANKED … PRECISION: constants as in `settings`.
     """
-    alpha_M = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
-    beta_M = tl.zeros([M], WIDE)
+    alpha_XM, beta_XM = tl.zeros([X, M], WIDE), tl.zeros([X, M], WIDE)  # summed over X once, after the loop
     lambda_MC = tl.zeros([M, ROWS * K], WIDE)
-    if RANKED:
-        beta_M += tl.load(scalar_bias + 1).to(WIDE)
     for first in range(0, num_hidden, X):
         hidden_X = first + tl.arange(0, X)
-        z_MX = preactivation(
-            at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+        z_XM = hidden_before(
+            at_own, at_other, own_M, other_M, valid_M, first, num_hidden, own_step, other_step, X, EVEN, WIDE
         )
-        z_MX = z_MX * gaussian_cdf(z_MX)
-        alpha_M += tl.sum(z_MX * read_vector(scalar_weight, hidden_X, num_hidden, WIDE)[None, :], 1)
+        z_XM = computed_once(z_XM * gaussian_cdf(z_XM), WIDE)
+        alpha_XM += z_XM * read_vector(scalar_weight, hidden_X, num_hidden, WIDE)[:, None]
         if RANKED:
-            beta_M += tl.sum(z_MX * read_vector(scalar_weight + num_hidden, hidden_X, num_hidden, WIDE)[None, :], 1)
-            weight_XC = read_lambda_weight(lambda_weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
-            lambda_MC += product(z_MX, weight_XC, MATRIX, WIDE, PRECISION)
+            beta_XM += z_XM * read_vector(scalar_weight + num_hidden, hidden_X, num_hidden, WIDE)[:, None]
+            weight_XC = read_lambda_weight(lambda_weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
+            lambda_MC += product(tl.trans(z_XM), weight_XC, MATRIX, WIDE, PRECISION)
+    alpha_M, beta_M = tl.sum(alpha_XM, 0) + tl.load(scalar_bias).to(WIDE), tl.sum(beta_XM, 0)
     if RANKED:
+        beta_M += tl.load(scalar_bias + 1).to(WIDE)
         lambda_MC += read_lambda_bias(lambda_bias, row, rank, head_width, ROWS, K, WIDE)[None, :]
     return alpha_M, beta_M, tl.reshape(lambda_MC, [M, ROWS, K])
 

@@ -25,8 +25,8 @@ def flow_kernel(
     out, own_head, other_head, source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, window,
     rank, head_width, num_hidden, num_targets, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
     OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Write g (H, K, B, N) for one tile of nodes.
 
@@ -76,7 +76,7 @@ def flow_kernel(
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
-                    lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,
+                    lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, EVEN, WIDE,
                     MATRIX, PRECISION,
                 )  # fmt: skip
                 if row == 0:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 LARGEST = {"window": 16, "rank": 16, "hidden": 256, "head width": 128}
-LONGEST = 32  # nodes of a tile, unless its halo needs more
+LONGEST = 64  # nodes of a tile, unless its halo needs more
 COLUMNS = 256  # of Λ in a program at once
 SLAB = 32  # features of the hidden layer at once
-HELD = 1 << 14  # entries of the gradient by W_Λ in a program
-PROGRAMS = 264  # for gradients by weights: two per multiprocessor of an H100
+CHUNK_BYTES = 1 << 27  # of the edges whose gradients by Λ and hidden layers are stored at once
 NUM_WARPS = 8
+NUM_STAGES = 2
 
 
 class Ends(NamedTuple):
@@ -128,8 +128,7 @@ class Tiles(NamedTuple):
 
     - ``nodes``: M per tile, including ``halo`` not stored; ``num_own`` per sequence.
     - ``width``: head width; ``hidden`` of ``num_hidden`` hidden features at a time.
-    - ``rows`` of ``rank`` rows of Λ at a time; ``weight_rows`` in the kernel for their weights' gradients, held by a
-    program.
+    - ``rows`` of ``rank`` rows of Λ at a time.
     """
 
     nodes: int
@@ -139,7 +138,6 @@ class Tiles(NamedTuple):
     hidden: int
     num_hidden: int
     rows: int
-    weight_rows: int
     rank: int
 
     @property
@@ -155,21 +153,16 @@ class Tiles(NamedTuple):
     def all_hidden(self) -> int:
         return _block(self.num_hidden)
 
-    def groups(self, rows: int) -> int:
-        """Return the number of groups with ``rows`` rows of Λ; 1 without Λ, for α alone."""
-        return triton.cdiv(max(self.rank, 1), rows)
-
-    def parts(self, batch: int, heads: int) -> int:
-        """Return the number of partial sums for weight gradients.
-
-        Enough programs for a large GPU, the same on every device.
-        """
-        programs = heads * self.groups(self.weight_rows)
-        return max(1, min(self.count_without_halo * batch, triton.cdiv(PROGRAMS, programs)))
+    @property
+    def groups(self) -> int:
+        """The number of groups of Λ's rows; 1 without Λ, for α alone."""
+        return triton.cdiv(max(self.rank, 1), self.rows)
 
 
-def tiles_of(num_own: int, halo: int, head_width: int, num_hidden: int, rank: int) -> Tiles:
+def tiles_of(num_own: int, halo: int, head_width: int, num_hidden: int, rank: int, wide: int = 4) -> Tiles:
     """Return the tile sizes; a tile is at least four times as long as its halo.
+
+    Small in float64, whose products are sums of a tile (M, X, ROWS·K).
 
     Args:
         num_own: nodes per sequence.
@@ -177,12 +170,13 @@ def tiles_of(num_own: int, halo: int, head_width: int, num_hidden: int, rank: in
         head_width: d_H.
         num_hidden: ξ.
         rank: r.
+        wide: bytes of a sum.
     """
     width, of_rank = _block(head_width), triton.next_power_of_2(max(rank, 1))
-    nodes = max(_block(4 * halo), min(LONGEST, _block(num_own)))
-    rows = max(1, min(COLUMNS // width, of_rank))
-    weight_rows = max(1, min(rows, HELD // (width * _block(num_hidden))))
-    return Tiles(nodes, halo, num_own, width, min(SLAB, _block(num_hidden)), num_hidden, rows, weight_rows, rank)
+    longest, slab, columns = (LONGEST, SLAB, COLUMNS) if wide == 4 else (16, 16, 16)
+    nodes = max(_block(4 * halo), min(longest, _block(num_own)))
+    rows = max(1, min(columns // width, of_rank))
+    return Tiles(nodes, halo, num_own, width, min(slab, _block(num_hidden)), num_hidden, rows, rank)
 
 
 def _block(size: int) -> int:
@@ -192,7 +186,8 @@ def _block(size: int) -> int:
 def tiles_for(ends: Ends, network: Network) -> Tiles:
     """Return the tile sizes for these tensors."""
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
-    return tiles_of(ends.own.shape[-1], ends.halo, head_width, num_hidden, network.rank(head_width))
+    wide = wide_of(ends.own).itemsize
+    return tiles_of(ends.own.shape[-1], ends.halo, head_width, num_hidden, network.rank(head_width), wide)
 
 
 def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
@@ -215,12 +210,32 @@ def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
         "K": tiles.width,
         "X": tiles.hidden,
         "ROWS": tiles.rows,
+        # no tile of W_Λ is padded, and loads need no masks
+        "EVEN": tiles.num_hidden == tiles.all_hidden
+        and (tiles.rank == 0 or (ends.own.shape[1] == tiles.width and tiles.rank % tiles.rows == 0)),
         "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
         "MATRIX": tl.bfloat16 if precision == "bf16" else tl.float64 if wide == torch.float64 else tl.float32,
         "PRECISION": "ieee" if precision == "bf16" else precision,
         "SMALLEST": torch.finfo(wide).tiny ** (1 / 3),
         "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
     }
+
+
+def chunk_sizes(steps: int, batch: int, heads: int, step_bytes: int) -> tuple[int, int, int]:
+    """Return a chunk's steps, sequences and heads: at most `CHUNK_BYTES`, or one of each.
+
+    Args:
+        steps: edges per node.
+        batch: sequences.
+        heads: heads.
+        step_bytes: bytes of one head's, sequence's and step's edges.
+    """
+    room, sizes = CHUNK_BYTES // max(step_bytes, 1), []
+    for number in (steps, batch, heads):
+        sizes.append(max(1, min(number, room)))
+        room //= sizes[-1]
+    return sizes[0], sizes[1], sizes[2]
 
 
 def wide_of(tensor: Tensor) -> torch.dtype:
@@ -228,7 +243,7 @@ def wide_of(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
+def arguments(ends: Ends, network: Network, tiles: Tiles, precision: str) -> dict[str, Any]:
     """Return the tensors and sizes shared by all kernels, by name.
 
     Missing tensors are replaced by placeholders, never read.
@@ -237,8 +252,11 @@ def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
         ends: the edges' ends.
         network: the second layers.
         tiles: tile sizes.
+        precision: "bf16" rounds W_Λ.
     """
-    scalar_weight, rank = network.scalar_weight, tiles.rank
+    scalar_weight, lambda_weight, rank = network.scalar_weight, network.lambda_weight, tiles.rank
+    if precision == "bf16" and lambda_weight is not None:
+        lambda_weight = lambda_weight.bfloat16()
     return {
         "own": ends.own,
         "other": ends.other,
@@ -246,7 +264,7 @@ def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
         "target": ends.target,
         "scalar_weight": scalar_weight,
         "scalar_bias": network.scalar_bias,
-        "lambda_weight": network.lambda_weight if rank else scalar_weight,
+        "lambda_weight": lambda_weight if rank else scalar_weight,
         "lambda_bias": network.lambda_bias if rank else scalar_weight,
         "own_mask": scalar_weight if ends.own_mask is None else ends.own_mask,
         "other_mask": scalar_weight if ends.other_mask is None else ends.other_mask,

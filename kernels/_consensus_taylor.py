@@ -72,8 +72,8 @@ def gelu_of(z0, z1, z2):
 @triton.jit
 def product_along(
     z0, z1, z2, weight, row, hidden_X, rank, head_width, num_hidden, part,
-    ROWS: tl.constexpr, K: tl.constexpr, SECOND: tl.constexpr, MATRIX: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, SECOND: tl.constexpr, MATRIX: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return z @ W and its two derivatives.
 
@@ -81,15 +81,15 @@ def product_along(
         z0, z1, z2: z (M, X) and two derivatives.
         weight, row, hidden_X, rank, head_width, num_hidden: as in `read_lambda_weight`.
         part: stride from W to W′ and to W″.
-        ROWS, K, MATRIX, WIDE, PRECISION: as in `settings`.
+        ROWS, K, EVEN, MATRIX, WIDE, PRECISION: as in `settings`.
         SECOND: whether W″ is not zero.
     """
-    w0 = read_lambda_weight(weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
-    w1 = read_lambda_weight(weight + part, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
+    w0 = read_lambda_weight(weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
+    w1 = read_lambda_weight(weight + part, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
     first = product(z1, w0, MATRIX, WIDE, PRECISION) + product(z0, w1, MATRIX, WIDE, PRECISION)
     second = product(z2, w0, MATRIX, WIDE, PRECISION) + 2.0 * product(z1, w1, MATRIX, WIDE, PRECISION)
     if SECOND:
-        w2 = read_lambda_weight(weight + 2 * part, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
+        w2 = read_lambda_weight(weight + 2 * part, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
         second += product(z0, w2, MATRIX, WIDE, PRECISION)
     return product(z0, w0, MATRIX, WIDE, PRECISION), first, second
 
@@ -150,8 +150,8 @@ def flow_along_kernel(
     heads, batch, num_own, num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, num_targets,
     SECOND: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
     OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Write g, g′ and g″ (H, K, B, N) for a tile, as `flow_kernel`.
 
@@ -241,7 +241,7 @@ def flow_along_kernel(
                         b0, b1, b2 = b0 + p0, b1 + p1, b2 + p2
                         p0, p1, p2 = product_along(
                             z0, z1, z2, lambda_weight, row, hidden_X, rank, head_width, num_hidden,
-                            of_lambda * num_hidden, ROWS, K, SECOND, MATRIX, WIDE, PRECISION,
+                            of_lambda * num_hidden, ROWS, K, EVEN, SECOND, MATRIX, WIDE, PRECISION,
                         )  # fmt: skip
                         l0, l1, l2 = l0 + p0, l1 + p1, l2 + p2
                 if row == 0:

@@ -1,9 +1,9 @@
 """Compute gradients of vocabulary sums by hidden states and head, strip by strip.
 
 For each strip of columns `logit_gradient_kernel` recomputes the logits and stores their gradients;
-`hidden_gradient_kernel` adds the strip's part to the hidden states' gradient, and `weight_gradient_kernel` computes its
-weights' and biases' gradients. The logits are thus computed twice in all, and only one strip is ever stored. Each
-number is written by one program, with sums in a fixed order.
+`hidden_gradient_kernel` adds the strip's part to the hidden states' gradient, and torch computes its weights' and
+biases' gradients. The logits are thus computed twice in all, and only one strip is ever stored. Each number is written
+by one program, with sums in a fixed order.
 """
 
 import triton
@@ -109,44 +109,3 @@ def hidden_gradient_kernel(
         w = row_block(weight, columns, column_ok, features, feature_ok, weight_stride)
         total = product(of_logits, w, total, PRECISION, WIDEN)
     tl.store(out + places, total, mask=inside)
-
-
-@triton.jit
-def weight_gradient_kernel(
-    strip,  # (R, strip_stride): gradients of the logits of the columns first … last − 1
-    hidden,  # (R, D)
-    of_weight,  # (V, D): out, the rows of these columns
-    of_bias,  # (V): out, these columns
-    R,
-    D,
-    hidden_stride,
-    strip_stride,
-    first,
-    last,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    """Write the gradients of a strip's weights and biases; parameters as commented."""
-    wide = tl.float64 if hidden.dtype.element_ty == tl.float64 else tl.float32
-    columns = first + tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    features = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    column_ok, feature_ok = columns < last, features < D
-    total = tl.zeros([BLOCK_V, BLOCK_D], wide)
-    alone = tl.zeros([BLOCK_V], wide)
-    for start in range(0, R, BLOCK_R):
-        rows = start + tl.arange(0, BLOCK_R)
-        row_ok = rows < R
-        of_logits = row_block(strip, rows, row_ok, columns - first, column_ok, strip_stride)
-        h = row_block(hidden, rows, row_ok, features, feature_ok, hidden_stride)
-        total = product(tl.trans(of_logits), h, total, PRECISION, WIDEN)
-        if HAS_BIAS:
-            alone += tl.sum(of_logits.to(wide), 0)
-    places = columns.to(tl.int64)[:, None] * D + features[None, :]
-    inside = column_ok[:, None] & feature_ok[None, :]
-    tl.store(of_weight + places, total.to(of_weight.dtype.element_ty), mask=inside)
-    if HAS_BIAS and tl.program_id(1) == 0:  # every program of these columns has the same sum
-        tl.store(of_bias + columns, alone.to(of_bias.dtype.element_ty), mask=column_ok)

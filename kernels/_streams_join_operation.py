@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels._streams_join import join as join_kernel
 from kernels._streams_join import join_backward, join_taylor
-from kernels._streams_launch import TAYLOR_WARPS, allocate_three, dense, empty, fill_missing, launch, require
+from kernels._streams_launch import allocate_three, dense, empty, fill_missing, launch, require
 from kernels._streams_shape import Shape
 from kernels.operation import Component, Operation, Parts
 
@@ -19,9 +19,10 @@ def _join_constants(shape: Shape, by_differences: bool) -> dict[str, Any]:
     return {
         "N": shape.streams,
         "NP": shape.padded_streams,
-        "BLOCK_T": shape.join_tokens,
+        "BLOCK_T": 1,
         "BLOCK_C": shape.join_width,
         "DIFFERENCES": by_differences,
+        "num_warps": 1,
     }
 
 
@@ -35,7 +36,7 @@ def _join_shape(x_TSC: Tensor, coefficients_TSK: Tensor, added_TC: Tensor) -> Sh
 
 
 def _join_grid(shape: Shape) -> tuple[int, int]:
-    return triton.cdiv(shape.tokens, shape.join_tokens), triton.cdiv(shape.width, shape.join_width)
+    return shape.tokens, triton.cdiv(shape.width, shape.join_width)
 
 
 def _join_forward(
@@ -71,7 +72,7 @@ def _join_second_order(x: Parts, coefficients: Parts, added: Parts, *, by_differ
     (value, *_), (k, *_), (plus, *_) = given = [fill_missing(part) for part in (x, coefficients, added)]
     shape, out = _join_shape(value, k, plus), allocate_three(value, *value.shape)
     arguments = (*chain(*given), *out, shape.tokens, shape.width)
-    constants = _join_constants(shape, by_differences) | {"num_warps": TAYLOR_WARPS}
+    constants = _join_constants(shape, by_differences) | {"num_warps": 2}  # three tiles are too many for a warp
     launch(join_taylor, _join_grid(shape), *arguments, **constants)
     return out
 

@@ -52,12 +52,9 @@ class Shape:
         return min(128 // self.padded_streams, max(16, triton.next_power_of_2(self.width)))
 
     @property
-    def join_tokens(self) -> int:
-        return 16 // self.padded_streams
-
-    @property
     def join_width(self) -> int:
-        return min(64, triton.next_power_of_2(self.width))
+        """The channels of one token per joining warp, whose threads hold all streams of some channels."""
+        return min(1024 // self.padded_streams, triton.next_power_of_2(self.width))
 
     @property
     def column_programs(self) -> int:

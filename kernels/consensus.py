@@ -14,7 +14,8 @@ The step u − η·g, rotations and products per node are computed by torch. Axe
 positions, J context positions, X = ξ hidden features per edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features lead
 and nodes are contiguous. A tile of nodes with w more before it holds every pair with a node in the tile: each edge is
 computed once, except twice in w of a tile's M rows. Nothing is added by atomics, so results are reproducible.
-Backward and second order recompute the edge weights.
+Backward and second order recompute the edge weights. The gradient by W_Λ is a product over edges, computed by torch in
+chunks of edges (`CHUNK_BYTES`).
 
 ``precision`` of products with W_Λ: "ieee" and "tf32x3" retain float32; "tf32" and "bf16" round the factors and sum in
 float32. All else is float32, or float64 for float64 inputs. Sizes: w ≤ 16, r ≤ 16, ξ ≤ 256, K ≤ 128.
@@ -29,10 +30,10 @@ import torch
 from torch import Tensor
 
 from kernels import _consensus_passes as passes
-from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, check_inputs, tiles_of
+from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, check_inputs, chunk_sizes, tiles_of
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["LARGEST", "Tiles", "cross_consensus", "self_consensus", "tiles_of"]
+__all__ = ["LARGEST", "Tiles", "chunk_sizes", "cross_consensus", "self_consensus", "tiles_of"]
 
 Given = tuple[Ends, Network]
 

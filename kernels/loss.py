@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel, weight_gradient_kernel
+from kernels._large_products import multiply
+from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel
 from kernels._loss_forward import sums_kernel
 from kernels._loss_plan import Blocks, blocks_of, product_blocks_of, ranges_of, second_blocks_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
@@ -119,7 +120,7 @@ def _backward(
         zeros = (None if each is None else each.zero_() for each in (of_hidden, of_weight, of_bias))
         return *zeros, None, None
     constants = _constants("RVD", chosen, precision, hidden)
-    to_hidden, to_weight = (_constants(axes, multiplied, precision, hidden) for axes in ("RDV", "VDR"))
+    to_hidden = _constants("RDV", multiplied, precision, hidden)
     strip_columns = strip_of(rows, columns, hidden.dtype.itemsize, chosen)
     # Triton's interpreter truncates to bfloat16 (a GPU rounds), and such errors add up
     strip_dtype = wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
@@ -144,15 +145,11 @@ def _backward(
                 IS_FIRST=first == 0,
                 **to_hidden,
             )
+        of_logits = strip[:, : last - first]
         if of_weight is not None:
-            _launch(
-                weight_gradient_kernel,
-                (triton.cdiv(last - first, multiplied.rows), feature_blocks),
-                *(strip, hidden, of_weight, of_weight if of_bias is None else of_bias),
-                *(rows, width, hidden.stride(0), strip_columns, first, last),
-                HAS_BIAS=of_bias is not None,
-                **to_weight,
-            )
+            of_weight[first:last] = multiply(of_logits.T[None], hidden.to(strip_dtype)[None])[0]
+        if of_bias is not None:
+            of_bias[first:last] = of_logits.sum(0, dtype=wide(hidden.dtype))
     return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
 
 

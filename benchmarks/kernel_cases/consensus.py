@@ -184,7 +184,7 @@ def traffic(
     halo = reach or 0 if both else 0
     steps = (reach or 0) if both else other if reach is None else 2 * reach + 1
     targets = (positions if both else context or 0) if turned else 0
-    tiles = tiles_of(own, halo, head_width, hidden, rank)
+    tiles = tiles_of(own, halo, head_width, hidden, rank, wide)
     sizes = _Launch(tiles, both, steps, reach, own, own if both else other, head_width, hidden, rank, targets)
     count = _moved_once if once else _moved
     return _times(count(launch, sizes, batch, heads, itemsize, wide), batch * heads)
@@ -221,7 +221,7 @@ def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide
     tiles, own = at.tiles, at.num_own
     if launch == "network_backward":
         return _moved_for_network(at, batch, heads, itemsize, wide)
-    rows, steps, groups = at.rows(tiles.halo), at.num_steps(tiles.halo), tiles.groups(tiles.rows)
+    rows, steps, groups = at.rows(tiles.halo), at.num_steps(tiles.halo), tiles.groups
     product = 2 * at.products(steps, groups, tiles.rows)
     if launch == "forward":
         nodes = rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden
@@ -244,12 +244,15 @@ def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide
 
 
 def _moved_for_network(at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
-    """Return the same for the launch that sums gradients by weights: each group of rows iterates over all edges."""
-    tiles = at.tiles
-    rows, steps, groups = at.rows(0), at.num_steps(0), tiles.groups(tiles.weight_rows)
-    nodes = groups * rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden
-    weights = at.network(0, steps, groups, 1) + at.turns(groups * rows)
-    held = tiles.nodes * tiles.all_hidden * groups * tiles.weight_rows * tiles.width if at.rank else 0
-    product = at.products(steps, groups, tiles.weight_rows) + at.directions * steps * held
-    stored = (groups * at.scalars + at.rank * at.width) * (at.hidden + 1) * tiles.parts(batch, heads)
-    return Traffic(nodes * itemsize + weights * wide, stored * wide // batch, 2 * product)
+    """Return the same for the launches before the product of W_Λ's gradient, which torch computes."""
+    from kernels.consensus import chunk_sizes
+
+    tiles, rows, steps = at.tiles, at.rows(0), at.num_steps(0)
+    nodes = rows * (4 if at.both else 3) * at.width + at.directions * rows * (tiles.groups + 1) * 2 * at.hidden
+    weights = at.network(0, steps, tiles.groups, 1) + at.turns(rows)
+    edges, of_lambda = at.directions * at.steps * at.num_own, at.rank * at.width
+    chunk = chunk_sizes(at.steps, batch, heads, at.directions * at.num_own * (of_lambda + at.hidden) * wide)
+    parts = tiles.count_without_halo * -(-at.steps // chunk[0])
+    stored = parts * at.scalars * (at.hidden + 1) + (edges * (of_lambda + at.hidden) if at.rank else 0)
+    product = at.products(steps, tiles.groups, tiles.rows)
+    return Traffic(nodes * itemsize + weights * wide, stored * wide, 2 * product)

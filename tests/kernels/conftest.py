@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from triton.runtime import interpreter
 
 from kernels import availability
 
@@ -28,6 +29,17 @@ class DrawnOnCPU(TorchFunctionMode):
         drawn = func(*[value.cpu() if isinstance(value, torch.Tensor) else value for value in args], **on_cpu)
         in_place = func.__name__.endswith("_")  # torch.nn.init hands its tensor over by name
         return (args[0] if args else kwargs["tensor"]).copy_(drawn) if in_place else drawn.to("cuda")
+
+
+def rounded_as_compiled(argument: Any) -> Any:
+    """Return a launch's argument as a compiled kernel gets it: a float in float32, where the interpreter has float64."""
+    return torch.tensor(argument, device="cpu").item() if isinstance(argument, float) else argument
+
+
+@pytest.fixture(autouse=True)
+def floats_are_passed_as_to_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = interpreter._implicit_cvt
+    monkeypatch.setattr(interpreter, "_implicit_cvt", lambda argument: convert(rounded_as_compiled(argument)))
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,8 @@ class Allocations:
 def guards() -> Iterator[Allocations]:
     """Watch what `torch.empty` and `torch.empty_like` give while this is entered; check it at the end."""
     allocations = Allocations()
+    with torch.device("cpu"):  # torch lists its constructors at the first call under a device: not ours, for good
+        torch.ones(())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", allocations.empty)
         patch.setattr(torch, "empty_like", allocations.empty_like)

@@ -9,7 +9,14 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from benchmarks.kernel_cases.consensus import LAUNCHES, traffic
-from kernels import _consensus_backward, _consensus_edges, _consensus_forward, _consensus_passes, _consensus_taylor
+from kernels import (
+    _consensus_backward,
+    _consensus_edges,
+    _consensus_forward,
+    _consensus_launch,
+    _consensus_passes,
+    _consensus_taylor,
+)
 from kernels.consensus import cross_consensus, self_consensus
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.ahead import compiled
@@ -40,6 +47,7 @@ CASES = {
     "turned, no context": Case(4, None, 1, context=0, turned=True),
     "turned, more rows of Λ than a program holds": Case(3, 1, 5, width=66, hidden=17, turned=True),
     "turned, scalar weights": Case(6, 1, 0, turned=True),
+    "tiles without padding": Case(5, 2, 2, width=16, hidden=32),
 }
 
 
@@ -86,6 +94,13 @@ def test_gradcheck(case):
     leaves = [each.requires_grad_() for each in given.values()]
     compute = lambda *tensors: case.kernels(dict(zip(given, tensors, strict=True)), masks)  # noqa: E731
     assert torch.autograd.gradcheck(compute, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("case", [CASES["heads, sequences and padding"], CASES["a whole context"]])
+def test_edges_in_many_chunks_equal_the_dense_sums(monkeypatch, case):
+    """One head, sequence and step at a time."""
+    monkeypatch.setattr(_consensus_launch, "CHUNK_BYTES", 1)
+    assert_equals_dense(replace(case, heads=2, batch=2), 1e-5)
 
 
 def test_two_calls_give_the_same_bits():

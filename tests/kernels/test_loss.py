@@ -220,7 +220,6 @@ FAULTS = {  # a kernel, its argument, and what is wrong with it
     "a column too many": ("sums_kernel", "V", lambda columns: columns + 1),
     "a row beyond the buffer": ("sums_kernel", "R", lambda rows: rows + 1),
     "a strip too short": ("logit_gradient_kernel", "last", lambda last: last - 1),
-    "a position not counted": ("weight_gradient_kernel", "R", lambda rows: rows - 1),
     "a column not carried back": ("hidden_gradient_kernel", "last", lambda last: last - 1),
 }
 
@@ -230,6 +229,13 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
     name, parameter, change = FAULTS[fault]
     kernel = getattr(loss, name)
     monkeypatch.setattr(loss, name, Changed(kernel, argument(kernel, parameter), change))
+    with pytest.raises(AssertionError):
+        check(Case(9, 21, 8))
+
+
+def test_a_gradient_by_the_weights_of_a_position_too_few_is_caught(monkeypatch):
+    multiply = loss.multiply
+    monkeypatch.setattr(loss, "multiply", lambda left, right: multiply(left[..., 1:], right[:, 1:]))
     with pytest.raises(AssertionError):
         check(Case(9, 21, 8))
 
@@ -356,7 +362,8 @@ def test_traffic_is_what_the_interpreter_counts(bias, left_out):
     for of, counted in (("forward", forward), ("backward", backward), ("second_order", second)):
         said = traffic(**sizes, of=of, blocks=case.blocks)
         assert (counted.read, counted.written) == (said.read, said.written), of
-        assert counted.flops >= said.flops > 0.2 * counted.flops, "blocks are padded with zeros, which it leaves out"
+        own = said.flops - (2 * 19 * 170 * 21 if of == "backward" else 0)  # without torch's product
+        assert counted.flops >= own > 0.2 * counted.flops, "blocks are padded with zeros, which it leaves out"
 
 
 def test_operations_are_those_of_the_matrix_products():
@@ -382,7 +389,7 @@ AHEAD = """
 @pytest.mark.slow
 def test_the_kernels_compile_for_an_h100_and_fit_into_it():
     launched = ahead.compiled(AHEAD)
-    assert {each.name for each in launched} >= {"sums_kernel", "weight_gradient_kernel", "second_order_kernel"}
+    assert {each.name for each in launched} >= {"sums_kernel", "hidden_gradient_kernel", "second_order_kernel"}
     for each in launched:
         each.assert_fits()
     assert not [each for each in launched if each.stack > 16], "numbers are kept outside of registers"

@@ -3,9 +3,13 @@ the rest by name."""
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from torch.utils import _device
 
 from kernels.operation import Operation
 from stability.curvature import NoRule, NoSecondDerivative, directional
+from tests.kernels.guards import guards
 from tests.kernels.interpreted import interpreted
 
 
@@ -140,3 +144,23 @@ def test_tensors_where_kernels_neither_run_nor_are_interpreted_are_refused_in_a_
         RuntimeError, match=r"^impl=triton needs .*, and tensors are on cpu; impl=reference computes the"
     ):
         WITH_RULE(*numbers[0].values(), factor=2.0)
+
+
+def test_guards_leave_torch_its_own_constructors():
+    _device._device_constructors.cache_clear()
+    with guards(), torch.device("cpu"):
+        torch.empty(1).zero_()
+    with torch.device("meta"):
+        assert torch.empty(1).is_meta
+
+
+@triton.jit
+def less_than_one(out, beta):
+    tl.store(out, 1.0 - beta)
+
+
+@interpreted
+def test_a_float_is_rounded_in_a_launch_as_on_a_gpu():
+    out = torch.zeros(1)
+    less_than_one[(1,)](out, 0.999)
+    assert out.item() == 1.0 - torch.tensor(0.999).item() != pytest.approx(1e-3, rel=1e-5)

@@ -214,6 +214,8 @@ def test_twice_gives_the_same_bits():
     ],
 )
 def test_what_the_kernels_cannot_take_is_refused(change, message):
-    given = {"x": torch.zeros(2, 2, 3), "weight": torch.zeros(6, 8), "bias": torch.zeros(8), "iterations": 2} | change
+    given = {"x": torch.zeros(2, 2, 3), "weight": torch.zeros(6, 8), "bias": torch.zeros(8), "iterations": 2}
+    device = given["x"].device  # the changes were made when the tests were collected
+    given |= {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in change.items()}
     with pytest.raises(ValueError, match=message):
         read_gated(given.pop("x"), given.pop("weight"), given.pop("bias"), None, **given)
