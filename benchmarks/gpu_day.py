@@ -112,9 +112,13 @@ def _tests(label: str, what: Sequence[str], rehearsed: Sequence[str], share: flo
     return Step("tests", label, (*options, *more, *what), (*options, *more, *rehearsed), share, TESTS)
 
 
-def _kernels(name: str, share: float, needs: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Step:
+def _kernels(name: str, share: float, needs: tuple[str, ...] = (), *, compiled: bool = False) -> Step:
+    """Return a kernel's table: without torch.compile, which takes longer than all others; ``compiled``: with it."""
     command = ("-m", "benchmarks.kernels", "--kernels", name)
-    return Step("kernels", name, (*command, *without), (*command, "--smoke"), share, ("triton", *needs))
+    if compiled:
+        rehearsal = ("-c", f"print('rehearsed by {name}')")
+        return Step("kernels", f"{name} compiled", command, rehearsal, share, ("triton", *needs))
+    return Step("kernels", name, (*command, "--without", "compile"), (*command, "--smoke"), share, ("triton", *needs))
 
 
 def _pairs(group: str, share: float, needs: tuple[str, ...] = ()) -> Step:
@@ -142,17 +146,20 @@ STEPS = (
     _tests("mechanisms", ("tests/cuda/test_mechanisms.py",), ("tests/cuda/test_mechanisms.py", "-k", "sa or gla"), 2),
     _tests("resume", ("tests/cuda/test_resume.py",), ("tests/cuda/test_resume.py", "-k", "plain"), 2),
     _tests("alpha_max", ("tests/cuda/test_alpha_max.py",), ("tests/cuda/test_alpha_max.py", "-k", "sa"), 2),
-    _kernels("consensus", 3, SETTINGS),
-    _kernels("band_attention", 2),
-    _kernels("streams", 2, SETTINGS),
-    _kernels("loss", 1.5),
-    _kernels("recurrent", 3, SETTINGS, ("--without", "compile")),
+    _kernels("consensus", 2, SETTINGS),
+    _kernels("band_attention", 1.5),
+    _kernels("streams", 1, SETTINGS),
+    _kernels("loss", 1),
+    _kernels("recurrent", 3, SETTINGS),
     _kernels("adamw_probe", 1),
     _pairs("impl", 4, ("triton",)),
     _pairs("fla", 2, ("triton", "fla")),
     _pairs("precision", 2),
     _pairs("compile", 3),
     _packing("nano", 4),
+    _kernels("consensus", 3, SETTINGS, compiled=True),
+    _kernels("streams", 2, SETTINGS, compiled=True),
+    _kernels("loss", 2, compiled=True),
     _packing("1M", 2),
     _packing("10M", 2),
     _packing("50M", 2),

@@ -28,7 +28,7 @@ def _scores(
     k2 = tl.trans(tile_of(ddk, position, inside, features, width, k_n))
     s0 = product(q0, k0, PRECISION, ACC)
     s1 = product(q1, k0, PRECISION, ACC) + product(q0, k1, PRECISION, ACC)
-    s2 = product(q2, k0, PRECISION, ACC) + 2 * product(q1, k1, PRECISION, ACC) + product(q0, k2, PRECISION, ACC)
+    s2 = product(q2, k0, PRECISION, ACC) + product(2 * q1, k1, PRECISION, ACC) + product(q0, k2, PRECISION, ACC)
     return s0 * SCALE, s1 * SCALE, s2 * SCALE
 
 
@@ -60,7 +60,7 @@ def _add_sums(
     r = s2 - second[:, None] + c * c
     out0 += product(p, v0, PRECISION, ACC)
     out1 += product(p * c, v0, PRECISION, ACC) + product(p, v1, PRECISION, ACC)
-    out2 += product(p * r, v0, PRECISION, ACC) + 2 * product(p * c, v1, PRECISION, ACC)
+    out2 += product(p * r, v0, PRECISION, ACC) + product(2 * p * c, v1, PRECISION, ACC)
     out2 += product(p, v2, PRECISION, ACC)
     return out0, out1, out2, mean + tl.sum(p * r, 1)
 

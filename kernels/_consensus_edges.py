@@ -415,7 +415,8 @@ def edge_network(
         if RANKED:
             beta_XM += z_XM * read_vector(scalar_weight + num_hidden, hidden_X, num_hidden, WIDE)[:, None]
             weight_XC = read_lambda_weight(lambda_weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
-            lambda_MC += product(tl.trans(z_XM), weight_XC, MATRIX, WIDE, PRECISION)
+            z_MX = tl.trans(z_XM)  # pyright: ignore[reportArgumentType]
+            lambda_MC += product(z_MX, weight_XC, MATRIX, WIDE, PRECISION)
     alpha_M, beta_M = tl.sum(alpha_XM, 0) + tl.load(scalar_bias).to(WIDE), tl.sum(beta_XM, 0)
     if RANKED:
         beta_M += tl.load(scalar_bias + 1).to(WIDE)

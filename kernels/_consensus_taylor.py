@@ -87,7 +87,7 @@ def product_along(
     w0 = read_lambda_weight(weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
     w1 = read_lambda_weight(weight + part, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
     first = product(z1, w0, MATRIX, WIDE, PRECISION) + product(z0, w1, MATRIX, WIDE, PRECISION)
-    second = product(z2, w0, MATRIX, WIDE, PRECISION) + 2.0 * product(z1, w1, MATRIX, WIDE, PRECISION)
+    second = product(z2, w0, MATRIX, WIDE, PRECISION) + product(2.0 * z1, w1, MATRIX, WIDE, PRECISION)
     if SECOND:
         w2 = read_lambda_weight(weight + 2 * part, row, hidden_X, rank, head_width, num_hidden, ROWS, K, EVEN)
         second += product(z0, w2, MATRIX, WIDE, PRECISION)
