@@ -14,6 +14,7 @@ from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.ffns import AbstractFeedForward
 from stability.linears import drop_biases, replace_linears
 from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, HeadShape, num_parameters
@@ -259,7 +260,9 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
     ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
-    ffn.hidden_dropout = size.dropout_of("hidden")
+    for each in ffn.modules():  # experts are feed-forward networks, too
+        if isinstance(each, AbstractFeedForward):
+            each.hidden_dropout = size.dropout_of("hidden")
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
         _mixer(spec, mixer),

@@ -237,6 +237,11 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def num_active_parameters(model: nn.Module) -> int:
+    """Return the number of parameters that a position meets: without the experts that a router leaves out."""
+    return num_parameters(model) - sum(getattr(module, "num_idle", 0) for module in model.modules())
+
+
 def block_of(name: str) -> str:
     """Return the block's name of a model's parameter.
 
