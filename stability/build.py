@@ -20,7 +20,7 @@ from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
-from stability.models.embedding import FactorisedEmbedding
+from stability.models.embedding import EmbeddingConvolution, FactorisedEmbedding
 from stability.models.init import initialise, own_parameters, without_memory
 from stability.models.scaling import TensorSize, find_sizes, scale_initial_values
 from stability.models.tracks import Conditioned
@@ -84,6 +84,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             _head(spec, objective, embedding, table),
             spec.model.loops,
             dropout=spec.model.dropout_of("embedding"),
+            convolution=_convolution(spec, objective),
         )
         initialise(
             model,
@@ -188,6 +189,15 @@ def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     if inner_width is None:
         return objective.embedding(width, spec.model.positions)
     return FactorisedEmbedding(objective.embedding(inner_width, spec.model.positions), inner_width, width)
+
+
+def _convolution(spec: RunSpec, objective: AbstractObjective) -> nn.Module | None:
+    """Return the convolution of the embedding, or None."""
+    size = spec.model
+    if size.embedding_conv is None:
+        return None
+    is_causal = objective.direction == "causal"
+    return EmbeddingConvolution(size.width, size.embedding_conv, is_causal, size.embedding_conv_residual)
 
 
 def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) -> nn.Module:

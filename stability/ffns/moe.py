@@ -1,4 +1,4 @@
-"""`moe`: a mixture of experts of which a router picks a few at each position (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""`moe`: a mixture of experts of which a router picks a few (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 

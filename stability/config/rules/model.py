@@ -58,6 +58,24 @@ def head_can_be_tied(recipe: AbstractRecipe) -> None:
         )
 
 
+def embedding_can_be_convolved(recipe: AbstractRecipe) -> None:
+    """Refuse a convolution of anything but embedded tokens, and an even one that reads both sides."""
+    size = recipe.model.embedding_conv
+    if size is None:
+        return
+    objective = Registry("objectives").load(recipe.objective.name)
+    if not objective.embeds_tokens:
+        raise ValueError(
+            f"model.embedding_conv={size} reads neighbouring tokens, and objective={recipe.objective.name} embeds no "
+            "plain sequence of tokens; choose mlm or ar"
+        )
+    if objective.direction != "causal" and size % 2 == 0:
+        raise ValueError(
+            f"model.embedding_conv={size}: objective={recipe.objective.name} reads both sides, so the number of "
+            f"positions must be odd; give {size + 1}"
+        )
+
+
 def logits_can_be_capped(recipe: AbstractRecipe) -> None:
     """Refuse capped logits beside a loss that never has the model's logits."""
     settings: Any = recipe.objective.settings
@@ -216,7 +234,13 @@ def parametrization_scales_the_run(run: RunSpec) -> None:
 
 
 PLAIN_RESIDUALS = ("identity", "ode")
-OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied, logits_can_be_capped)
+OF_RECIPE = (
+    data_fit_objective,
+    positions_are_added_once,
+    head_can_be_tied,
+    embedding_can_be_convolved,
+    logits_can_be_capped,
+)
 OF_RUN = (
     mechanism_is_trainable,
     depth_fits_pattern,
