@@ -233,10 +233,10 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 
 
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
-    rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
-    size = spec.model
-    dropout = size.dropout_of("attention")
-    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, dropout, size.positions)
+    scheme, size = Registry("positions").load(spec.position.name), spec.model
+    rope, decays = scheme.rope(spec.position.settings), scheme.decays(spec.position.settings)
+    dropout, direction = size.dropout_of("attention"), objective.direction
+    return MixerShape(size.width, size.heads, direction, layer, num_layers, rope, dropout, size.positions, decays)
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:

@@ -34,6 +34,7 @@ def other_values(family: str, name: str, key: str) -> Iterator[Any]:
     elif int in kinds:
         yield default - 1 if _is_valid(family, name, key, default - 1) else default + 1
     elif float in kinds:
-        yield 0.75 if default is None else 0.5 * default + 0.1
+        value = 0.75 if default is None else 0.5 * default + 0.1
+        yield value if _is_valid(family, name, key, value) else default + 0.5
     else:
         raise AssertionError(f"{family}.{name}.{key}: a kind of setting that this test knows no other value of")

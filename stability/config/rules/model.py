@@ -134,6 +134,20 @@ def edges_are_given(run: RunSpec) -> None:
         )
 
 
+def decays_are_read(run: RunSpec) -> None:
+    """Refuse positions that are decays of the logits beside mechanisms without such logits."""
+    registry = Registry("mechanisms")
+    if Registry("positions").load(run.position.name).decays(run.position.settings) is None:
+        return
+    for key, item in (("mechanism", run.mechanism), ("cross", run.cross)):
+        exported = None if item is None else registry.load(item.name)
+        if exported is not None and (exported.cross or not exported.reads_decays(item.settings)):
+            raise ValueError(
+                f"position={run.position.name} decays the logits of mechanism=sa (and mix of it), and "
+                f"{key}={item.name} does not read the decays; choose position=rope"
+            )
+
+
 def lengths_and_heads_fit(run: RunSpec) -> None:
     mechanism = Registry("mechanisms").load(run.mechanism.name)
     mechanism.check_positions(run.mechanism.settings, run.model.positions)
@@ -246,6 +260,7 @@ OF_RUN = (
     depth_fits_pattern,
     direction_fits,
     edges_are_given,
+    decays_are_read,
     lengths_and_heads_fit,
     linear_maps_are_called,
     cross_has_context,
