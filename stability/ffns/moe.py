@@ -128,7 +128,7 @@ class MixtureOfExperts(AbstractFeedForward):
         }
 
     def _map_all(self, x_BND: Tensor, w_BNE: Tensor, chosen_BNE: Tensor) -> Tensor:
-        """Map every position by each expert."""
+        """Return the mixture, every position mapped by each expert."""
         of_experts = [expert(x_BND) for expert in self.experts]
         y_BND = w_BNE[..., :1] * of_experts[0]
         for index, each_BND in enumerate(of_experts[1:], 1):
@@ -136,7 +136,7 @@ class MixtureOfExperts(AbstractFeedForward):
         return y_BND.to(of_experts[0].dtype)
 
     def _map_own(self, x_BND: Tensor, w_BNE: Tensor, chosen_BNE: Tensor) -> Tensor:
-        """Map each position by its own experts: R = k·positions rows, sorted by expert."""
+        """Return the mixture, each position mapped by its own experts: R = k·positions rows, sorted by expert."""
         top_k, (x_PD, w_PE) = self.config.top_k, (each.flatten(0, -2) for each in (x_BND, w_BNE))
         chosen_PK = chosen_BNE.flatten(0, -2).topk(top_k, -1).indices
         order_R = chosen_PK.flatten().argsort(stable=True)

@@ -100,12 +100,15 @@ def decayed_products(q_BHNK: Tensor, k_BHNK: Tensor, rate_K: Tensor) -> Tensor:
     for start in range(0, num, BLOCK):
         end = min(start + BLOCK, num)
         q_BHCK, own_BHCK, place_C = q_BHNK[..., start:end, :], k_BHNK[..., start:end, :], place_N[start:end]
-        earlier, later = k_BHNK[..., :start, :], k_BHNK[..., end:, :]
-        before = (q_BHCK * decay(place_C - start)) @ (earlier * decay(start - place_N[:start])).mT
         within_CCK = decay((place_C[:, None] - place_C).abs())
-        within = (q_BHCK[..., None, :] * within_CCK * own_BHCK[..., None, :, :]).sum(-1)
-        after = (q_BHCK * decay(end - place_C)) @ (later * decay(place_N[end:] - end)).mT
-        rows.append(torch.cat([before, within, after], -1))
+        parts = [(q_BHCK[..., None, :] * within_CCK * own_BHCK[..., None, :, :]).sum(-1)]
+        if start:
+            earlier = k_BHNK[..., :start, :] * decay(start - place_N[:start])
+            parts.insert(0, (q_BHCK * decay(place_C - start)) @ earlier.mT)
+        if end < num:
+            later = k_BHNK[..., end:, :] * decay(place_N[end:] - end)
+            parts.append((q_BHCK * decay(end - place_C)) @ later.mT)
+        rows.append(torch.cat(parts, -1))
     return torch.cat(rows, -2)
 
 

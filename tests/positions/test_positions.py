@@ -320,20 +320,21 @@ def test_attention_with_hope_is_the_softmax_of_its_logits(direction, settings):
 
 
 @pytest.mark.parametrize(
-    ("words", "at"),
+    ("changes", "at"),
     [
-        (["mechanism=[sw]"], "mechanism=sw"),
-        (["mechanism=[mix]"], "mechanism=mix"),
-        (["mechanism=[sa]", "objective.context=16", "cross=ca"], "cross=ca"),
+        ({"mechanism": "sw"}, "mechanism=sw"),
+        ({"mechanism": "mix"}, "mechanism=mix"),
+        ({"objective": {"name": "mlm", "context": 16}, "cross": "ca"}, "cross=ca"),
     ],
 )
-def test_what_reads_no_decays_is_refused_beside_hope_in_a_line(words, at):
+def test_what_reads_no_decays_is_refused_beside_hope_in_a_line(changes, at):
     with pytest.raises(
         ValueError, match=f"position=hope decays the logits of mechanism=sa.*and {at} does not"
     ) as caught:
-        read_spec("sweep", ["position=hope", *words])
+        parse_run(BASE | {"position": "hope"} | changes)
     assert len(str(caught.value).splitlines()) == 1
-    assert read_spec("sweep", ["position=hope", "mechanism=[sa]", "position.damping=2"]).position.name == "hope"
+    whole = {"name": "mix", "pattern": ["sa", "sa"]}
+    assert parse_run(BASE | {"position": "hope", "mechanism": whole}).position.name == "hope"
 
 
 PLUGIN = """
