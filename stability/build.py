@@ -14,12 +14,13 @@ from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.ffns import AbstractFeedForward
 from stability.linears import drop_biases, replace_linears
 from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
-from stability.models.embedding import FactorisedEmbedding
+from stability.models.embedding import EmbeddingConvolution, FactorisedEmbedding
 from stability.models.init import initialise, own_parameters, without_memory
 from stability.models.scaling import TensorSize, find_sizes, scale_initial_values
 from stability.models.tracks import Conditioned
@@ -83,6 +84,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             _head(spec, objective, embedding, table),
             spec.model.loops,
             dropout=spec.model.dropout_of("embedding"),
+            convolution=_convolution(spec, objective),
         )
         initialise(
             model,
@@ -189,6 +191,15 @@ def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     return FactorisedEmbedding(objective.embedding(inner_width, spec.model.positions), inner_width, width)
 
 
+def _convolution(spec: RunSpec, objective: AbstractObjective) -> nn.Module | None:
+    """Return the convolution of the embedding, or None."""
+    size = spec.model
+    if size.embedding_conv is None:
+        return None
+    is_causal = objective.direction == "causal"
+    return EmbeddingConvolution(size.width, size.embedding_conv, is_causal, size.embedding_conv_residual)
+
+
 def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) -> nn.Module:
     """Return the input module: ``table``, positions, and contexts that enter before the blocks."""
     embedding = _placed(spec, objective, table)
@@ -222,10 +233,10 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 
 
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
-    rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
-    size = spec.model
-    dropout = size.dropout_of("attention")
-    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, dropout, size.positions)
+    scheme, size = Registry("positions").load(spec.position.name), spec.model
+    rope, decays = scheme.rope(spec.position.settings), scheme.decays(spec.position.settings)
+    dropout, direction = size.dropout_of("attention"), objective.direction
+    return MixerShape(size.width, size.heads, direction, layer, num_layers, rope, dropout, size.positions, decays)
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:
@@ -259,7 +270,9 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
     ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
-    ffn.hidden_dropout = size.dropout_of("hidden")
+    for each in ffn.modules():  # experts are feed-forward networks, too
+        if isinstance(each, AbstractFeedForward):
+            each.hidden_dropout = size.dropout_of("hidden")
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
         _mixer(spec, mixer),

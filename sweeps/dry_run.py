@@ -88,6 +88,11 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
             f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
             f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
+    lines += [
+        f"{kind.name}: {kind.num_active_params:,} of its {kind.num_params:,} parameters are active at a position"
+        for kind in plan.kinds
+        if kind.num_active_params < kind.num_params
+    ]
     tokens = [run.steps * run.batch * run.model.positions for _, run in plan.points]
     lines.append(_total(spec, [costs[kind] for kind in kinds], tokens, left, num_slots, gpu))
     if gpu is not None:

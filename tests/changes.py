@@ -15,6 +15,14 @@ def settings_of_family(family: str) -> list[tuple[str, str]]:
     return [(name, key) for name in registry.names() for key in registry.load(name).Config.model_fields]
 
 
+def _is_valid(family: str, name: str, key: str, value: Any) -> bool:
+    try:
+        Registry(family).load(name).Config.model_validate({key: value})
+    except ValueError:
+        return False
+    return True
+
+
 def other_values(family: str, name: str, key: str) -> Iterator[Any]:
     """The other choices of a Literal, the other truth value, another number."""
     field = Registry(family).load(name).Config.model_fields[key]
@@ -24,8 +32,9 @@ def other_values(family: str, name: str, key: str) -> Iterator[Any]:
     elif bool in kinds:
         yield not default
     elif int in kinds:
-        yield default - 1
+        yield default - 1 if _is_valid(family, name, key, default - 1) else default + 1
     elif float in kinds:
-        yield 0.75 if default is None else 0.5 * default + 0.1
+        value = 0.75 if default is None else 0.5 * default + 0.1
+        yield value if _is_valid(family, name, key, value) else default + 0.5
     else:
         raise AssertionError(f"{family}.{name}.{key}: a kind of setting that this test knows no other value of")

@@ -68,6 +68,16 @@ class ModelSpec(Settings):
         le=2**20,
         description="width of the token table, followed by a linear map to the model's width; null: the model's width",
     )
+    embedding_conv: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="positions k of a convolution over the embeddings: the last k in a causal model, else an odd "
+        "number around each; null: none",
+    )
+    embedding_conv_residual: Annotated[bool, Since(False)] = Field(
+        default=False, description="whether embedding_conv is added to the embeddings rather than replacing them"
+    )
     loops: Annotated[int, Since(1)] = Field(
         default=1, ge=1, le=10_000, description="number of passes through the blocks, with the same weights"
     )
@@ -97,6 +107,14 @@ class ModelSpec(Settings):
         if self.dropout_at != "all" and not self.dropout:
             raise ValueError(
                 f"model.dropout_at={self.dropout_at} changes nothing where model.dropout=0; give a share, e.g. 0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_convolution(self) -> ModelSpec:
+        if self.embedding_conv_residual and self.embedding_conv is None:
+            raise ValueError(
+                "model.embedding_conv_residual=true changes nothing without a convolution; add model.embedding_conv=3"
             )
         return self
 

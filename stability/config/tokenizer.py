@@ -128,6 +128,10 @@ class AbstractTokenizerRecipe(Settings):
         mechanism.check_positions(settings, self.positions)
         for name in ("encoder", "decoder", "atom_decoder"):
             mechanism.check_heads(settings, getattr(self, name).heads)
+        if Registry("ffns").load(self.ffn.name).has_loss:
+            raise ValueError(
+                f"ffn={self.ffn.name} has a loss of its own, which a tokenizer does not add; use ffn=mlp or glu"
+            )
         return self
 
     @field_validator("optimizer")

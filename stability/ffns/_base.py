@@ -21,6 +21,7 @@ class AbstractFeedForward(OwnInit):
     Attributes:
         activated: name of the linear map whose output enters ``activation``, for the share of dead units
             (``log.activations``); None: unknown.
+        has_loss: whether `forward` returns a `WithLoss`.
         hidden_dropout: dropout rate of the hidden layer in training mode, set by the model after construction
             (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
     """
@@ -28,6 +29,7 @@ class AbstractFeedForward(OwnInit):
     family: ClassVar[str] = "ffns"
     Config: ClassVar[type[Settings]]
     activated: ClassVar[str | None] = None
+    has_loss: ClassVar[bool] = False
     hidden_dropout: float = 0.0
 
     @classmethod
@@ -40,5 +42,8 @@ class AbstractFeedForward(OwnInit):
         return nn.functional.dropout(hidden_BNH, share, self.training) if share else hidden_BNH
 
     def forward(self, x_BND: Tensor) -> Any:
-        """Return (B, N, D), or a `WithLoss` around it for a network with its own loss (a router's)."""
+        """Return (B, N, D), or a `WithLoss` around it for a network with its own loss (a router's).
+
+        A `forward` with a parameter ``mask_BN`` also receives the padding mask, True at valid positions; None: all.
+        """
         raise NotImplementedError

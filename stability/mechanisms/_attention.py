@@ -16,6 +16,7 @@ from stability.config.identity import Since
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractAttention
+from stability.models.position import Decays
 from stability.models.precision import at_least_float32
 
 WIDEST_HEAD = 128  # of kernels.band_attention
@@ -74,6 +75,7 @@ class AbstractDotProductAttention(AbstractAttention):
         q_norm: norm of each head's queries before rotation (``qk_norm``); None without.
         k_norm: that of its keys.
         softcap: bound c of the logits, which are then c·tanh(z/c); None without.
+        decays: decays of q·k by distance (position=hope); None without.
         kv_heads: number of key and value heads, smaller than ``heads`` for grouped queries (Ainslie et al. 2023,
             arXiv:2305.13245). Query head h then uses key-value head h // (heads / kv_heads), and ``qkv`` has D +
             2·kv_heads·K rows. All exposed tensors have all heads.
@@ -82,6 +84,7 @@ class AbstractDotProductAttention(AbstractAttention):
     rows_sum_to_one = True
     gamma: float | Tensor | None
     mask_diagonal: bool = False
+    decays: Decays | None = None
     log_temperature: nn.Parameter | None
     q_norm: nn.Module | None
     k_norm: nn.Module | None
@@ -221,7 +224,7 @@ class AbstractDotProductAttention(AbstractAttention):
 
         The arguments are outputs of `split`.
         """
-        return cap(q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1]), self.softcap)
+        return cap(multiply(q_BHNK, k_BHNK, self.decays) / math.sqrt(q_BHNK.shape[-1]), self.softcap)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         return self.split(self.qkv(x_BND))[2]
@@ -310,6 +313,11 @@ def cap(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
+def multiply(q_BHNK: Tensor, k_BHNK: Tensor, decays: Decays | None) -> Tensor:
+    """Return q̃k̃ᵀ, or its decayed form."""
+    return q_BHNK @ k_BHNK.mT if decays is None else decays(q_BHNK, k_BHNK)
+
+
 def attend(
     q_BHNK: Tensor,
     k_BHNK: Tensor,
@@ -317,10 +325,12 @@ def attend(
     visible: Tensor,
     dropped: float = 0.0,
     softcap: float | None = None,
+    decays: Decays | None = None,
 ) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over visible keys by torch's scaled_dot_product_attention.
 
-    It cannot cap logits: with ``softcap`` the weights are explicit. Rows without visible keys are zero, the empty sum.
+    It can neither cap nor decay logits: with ``softcap`` or ``decays`` the weights are explicit. Rows without visible
+    keys are zero, the empty sum.
 
     Args:
         q_BHNK: queries.
@@ -329,14 +339,15 @@ def attend(
         visible: booleans that broadcast to (…, N, N).
         dropped: dropout rate on softmax weights.
         softcap: bound of the logits, as in `cap`.
+        decays: decays of the products by distance.
     """
     empty = ~visible.any(-1, keepdim=True)
     # Some softmaxes give NaN for an empty row: let the row see everything, then zero its output.
     seen = visible | empty
-    if softcap is None:
+    if softcap is None and decays is None:
         attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen, dropout_p=dropped)
     else:
-        logits = cap(at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1]), softcap)
+        logits = cap(at_least_float32(multiply(q_BHNK, k_BHNK, decays)) / math.sqrt(q_BHNK.shape[-1]), softcap)
         a_BHNN = F.dropout(logits.masked_fill(~seen, -math.inf).softmax(-1), dropped)
         attended_BHNK = a_BHNN.to(v_BHNK.dtype) @ v_BHNK
     return attended_BHNK.masked_fill(empty, 0.0)

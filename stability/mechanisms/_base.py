@@ -14,7 +14,7 @@ from torch import Tensor
 from stability.config import Settings
 from stability.config.impl import KernelUser, Use
 from stability.models.init import OwnInit
-from stability.models.position import Rope
+from stability.models.position import Decays, Rope
 
 BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
@@ -33,6 +33,7 @@ class MixerShape:
             rotates nothing, regardless of its settings.
         dropout: rate for attention weights in training mode. Mixers without such weights ignore it, and their output
             has dropout anyway.
+        decays: decays of the logits by distance, which only a mechanism that `reads_decays` honours; None: none.
         num_positions: sequence length of the model (`model.positions`); None if unknown.
     """
 
@@ -44,6 +45,7 @@ class MixerShape:
     rope: Rope | None = Rope()
     dropout: float = 0.0
     num_positions: int | None = None
+    decays: Decays | None = None
 
     def __post_init__(self):
         for name, value in (("width", self.width), ("heads", self.heads)):
@@ -176,6 +178,11 @@ class AbstractMechanism(KernelUser, OwnInit):
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
         """Raise a one-line ``ValueError`` if the settings do not fit ``heads``."""
+
+    @classmethod
+    def reads_decays(cls, config: Any) -> bool:
+        """Return whether the logits have the decays of position=hope."""
+        return False
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:

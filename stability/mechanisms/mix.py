@@ -127,6 +127,10 @@ class Mix(AbstractMechanism):
                 raise ValueError(prefix_error(error, "mix", item.name)) from None
 
     @classmethod
+    def reads_decays(cls, config: Any) -> bool:
+        return all(load(item.name).reads_decays(item.settings) for item in config.parts)
+
+    @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return any(load(item.name).needs_edges(item.settings) for item in config.parts)
 

@@ -54,12 +54,16 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         return heads if config.kv_heads is None else config.kv_heads
 
     @classmethod
+    def reads_decays(cls, config: Any) -> bool:
+        return True
+
+    @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
         require_groups(cls.__module__.rsplit(".", 1)[-1], config.kv_heads, heads)
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
-        self.mask_diagonal = config.mask_diagonal
+        self.mask_diagonal, self.decays = config.mask_diagonal, shape.decays
         if config.temperature == "learned":
             self.learn_temperature()
 
@@ -69,12 +73,12 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         return self.joined(self._attend(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention unless capped."""
-        if self.mask_diagonal or self.softcap is not None:
+        """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention unless capped or decayed."""
+        if self.mask_diagonal or self.softcap is not None or self.decays is not None:
             seen = visible_pairs(
                 q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
             )
-            return attend(q_BHNK, k_BHNK, v_BHNK, seen, self.dropped, self.softcap)
+            return attend(q_BHNK, k_BHNK, v_BHNK, seen, self.dropped, self.softcap, self.decays)
         visible = None if mask_BN is None else self._visible(mask_BN)
         return F.scaled_dot_product_attention(
             q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None, dropout_p=self.dropped

@@ -73,6 +73,7 @@ class Backbone(OwnInit):
         loops: number of passes of the state through all blocks, with the same weights.
         dropout: share of the first block's input dropped in training mode, after embedding and positions (as in
             nanoGPT). A context is read whole.
+        convolution: maps the embedding (B, N, D) and its mask, before dropout; None: nothing does.
 
     Attributes:
         gives_losses: whether `forward` supports ``losses``.
@@ -84,6 +85,7 @@ class Backbone(OwnInit):
     # roles of the parts built here (`stability.config.groups`), unless a part defines other roles inside
     own_roles: ClassVar = {
         "embedding": "embedding",
+        "convolution": "embedding",
         "final_norm": "norm",
         "context_norm": "norm",
         "head": "head",
@@ -108,10 +110,11 @@ class Backbone(OwnInit):
         head: HeadShape = HeadShape(),
         loops: int = 1,
         dropout: float = 0.0,
+        convolution: nn.Module | None = None,
     ):
         super().__init__()
         self.embedding, self.pool, self.tied_to = embedding, pool, head.tied_to
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.convolution = nn.Dropout(dropout), convolution
         self.blocks, self.loops = nn.ModuleList(blocks), loops
         hold_once(self.blocks)
         self.final_norm = final_norm
@@ -162,7 +165,7 @@ class Backbone(OwnInit):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state, own = residual.enter(self.dropout(at_least_float32(self.embedding(tokens_BN)))), []
+        state, own = residual.enter(self.dropout(self._embed(tokens_BN, mask_BN))), []
         for block in self.list_passes():
             state = split_loss(block(state, mask_BN, context, inputs, condition_BC), own)
         hidden_BND = residual.leave(state, self.final_norm)
@@ -174,6 +177,10 @@ class Backbone(OwnInit):
             hidden_BND = self.readout_scale * hidden_BND
         result = self._read_out(hidden_BND, readout)
         return attach_losses(result, own) if losses else result
+
+    def _embed(self, tokens_BN: Any, mask_BN: Tensor | None) -> Tensor:
+        x_BND = self.embedding(tokens_BN)
+        return at_least_float32(x_BND if self.convolution is None else self.convolution(x_BND, mask_BN))
 
     def _read_out(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
         if readout is not None:
@@ -223,7 +230,7 @@ class Backbone(OwnInit):
             return None
         if context_BJ is None:
             raise ValueError("this model's cross mechanism needs a context; give context_BJ=, the context's tokens")
-        return Context(self.context_norm(at_least_float32(self.embedding(context_BJ))), context_mask_BJ)
+        return Context(self.context_norm(self._embed(context_BJ, context_mask_BJ)), context_mask_BJ)
 
     def _check(self, inputs: dict[str, Any]) -> None:
         taken = frozenset().union(*(cast(Block, block).mixer_inputs for block in self.blocks))
@@ -235,6 +242,11 @@ class Backbone(OwnInit):
 
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def num_active_parameters(model: nn.Module) -> int:
+    """Return the number of parameters that a position meets: without the experts that a router leaves out."""
+    return num_parameters(model) - sum(getattr(module, "num_idle", 0) for module in model.modules())
 
 
 def block_of(name: str) -> str:

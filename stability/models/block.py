@@ -103,6 +103,7 @@ class Block(nn.Module):
         self.mixer_norm, self.ffn_norm = norms
         self.mixer_residual, self.ffn_residual = residuals
         self.mixer_inputs = frozenset(list(inspect.signature(mixer.forward).parameters)[1:]) - {"mask_BN"}
+        self.ffn_reads_mask = "mask_BN" in inspect.signature(ffn.forward).parameters
 
     def forward(
         self,
@@ -126,6 +127,7 @@ class Block(nn.Module):
             its evaluations by the residual scheme.
         """
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
+        of_padding = {"mask_BN": mask_BN} if self.ffn_reads_mask else {}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
         mixer_losses: list[Tensor] = []
         ffn_losses: list[Tensor] = []
@@ -135,7 +137,7 @@ class Block(nn.Module):
             return self._scale(of_mixer.apply_gate(self.dropout(split_loss(y_BND, mixer_losses))))
 
         def feed_forward(x_BND: Tensor) -> Tensor:
-            y_BND = self.ffn(of_ffn.shift_and_scale(self.ffn_norm(x_BND)))
+            y_BND = self.ffn(of_ffn.shift_and_scale(self.ffn_norm(x_BND)), **of_padding)
             return self._scale(of_ffn.apply_gate(self.dropout(split_loss(y_BND, ffn_losses))))
 
         state = self.mixer_residual(state, mix)

@@ -1,10 +1,12 @@
-"""Embed tokens by a narrower table and a linear map to the model's width."""
+"""Embed tokens by a narrower table and a linear map, and mix the embeddings of neighbours."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class FactorisedEmbedding(nn.Module):
@@ -26,3 +28,31 @@ class FactorisedEmbedding(nn.Module):
 
     def forward(self, tokens_BN: Tensor) -> Tensor:
         return self.projection(self.table(tokens_BN))
+
+
+class EmbeddingConvolution(nn.Module):
+    """Convolution of embedded inputs over k positions, (B, N, D) → (B, N, D), before the first block.
+
+    y_t = Σ_j W_j x_{t−j} with 0 ≤ j < k (causal) or |j| ≤ (k − 1)/2; x_t + y_t if residual. Outside the sequence and at
+    padding x is 0. The weights of all offsets are one linear map without bias, from the earliest position to the
+    latest.
+
+    Args:
+        width: D.
+        size: k, odd unless causal.
+        is_causal: whether no position reads a later one.
+        is_residual: whether the result is added to the embedding rather than replacing it.
+    """
+
+    def __init__(self, width: int, size: int, is_causal: bool, is_residual: bool):
+        super().__init__()
+        self.size, self.num_before, self.is_residual = size, size - 1 if is_causal else size // 2, is_residual
+        self.linear = nn.Linear(size * width, width, bias=False)
+
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None = None) -> Tensor:
+        if mask_BN is not None:
+            x_BND = torch.where(mask_BN[..., None], x_BND, 0.0)  # not a product: 0 · NaN is NaN
+        num = x_BND.shape[1]
+        padded_BPD = F.pad(x_BND, (0, 0, self.num_before, self.size - 1 - self.num_before))
+        y_BND = self.linear(torch.cat([padded_BPD[:, start : start + num] for start in range(self.size)], -1))
+        return x_BND + y_BND if self.is_residual else y_BND

@@ -1,14 +1,17 @@
-"""Rotary position embedding (Su et al. 2021) in its half-split form.
+"""Rotary position embedding (Su et al. 2021) in its half-split form, and hyperbolic decays.
 
-Source: the consensus paper's appendix C.3.
+Source of the former: the consensus paper's appendix C.3.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+BLOCK = 32  # queries whose decays share an anchor
 
 
 def rope(
@@ -50,6 +53,63 @@ class Rope:
 
     def __call__(self, u: Tensor, *, position_dim: int = -2, width_dim: int = -1, back: bool = False) -> Tensor:
         return rope(u, position_dim=position_dim, width_dim=width_dim, base=self.base, back=back)
+
+
+@dataclass(frozen=True)
+class Decays:
+    """The decays of a run's logits: HoPE (arXiv:2509.05218) in closed form.
+
+    With θ_c = base^(−2c/K), θ′ = damping·θ and q± = (q₁ ± q₂)/√2 of the pair c (entries c and c + K/2), likewise k±,
+    the product of q at m and k at n is Σ_c e^(−|m−n|(θ′−θ)) q₊k₊ + e^(−|m−n|(θ′+θ)) q₋k₋. θ′ ≥ θ bounds it.
+    """
+
+    base: float = 10_000.0
+    damping: float = 1.0
+
+    def __call__(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Tensor:
+        """Return the products of all queries and keys, (B, H, N, N), in place of q·k."""
+        wide = torch.promote_types(q_BHNK.dtype, torch.float32)
+        width = q_BHNK.shape[-1]
+        theta_C = self.base ** (-torch.arange(0, width, 2, dtype=wide, device=q_BHNK.device) / width)
+        rate_K = torch.cat([(self.damping - 1) * theta_C, (self.damping + 1) * theta_C])
+        return decayed_products(_sum_and_difference(q_BHNK), _sum_and_difference(k_BHNK), rate_K)
+
+
+def _sum_and_difference(u_BHNK: Tensor) -> Tensor:
+    first, second = u_BHNK.chunk(2, -1)
+    return torch.cat([first + second, first - second], -1) / math.sqrt(2)
+
+
+def decayed_products(q_BHNK: Tensor, k_BHNK: Tensor, rate_K: Tensor) -> Tensor:
+    """Return Σ_c e^(−rate_c |i−j|) q_ic k_jc for all i and j, (B, H, N, N).
+
+    A block of queries and the keys on one side of it are both decayed towards the edge between them, so that no
+    exponent is positive; within a block the decays are those of each pair.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        rate_K: rates, not negative.
+    """
+
+    def decay(distance: Tensor) -> Tensor:
+        return torch.exp(-distance[..., None] * rate_K)
+
+    num, rows = q_BHNK.shape[-2], []
+    place_N = torch.arange(num, dtype=rate_K.dtype, device=rate_K.device)
+    for start in range(0, num, BLOCK):
+        end = min(start + BLOCK, num)
+        q_BHCK, own_BHCK, place_C = q_BHNK[..., start:end, :], k_BHNK[..., start:end, :], place_N[start:end]
+        within_CCK = decay((place_C[:, None] - place_C).abs())
+        parts = [(q_BHCK[..., None, :] * within_CCK * own_BHCK[..., None, :, :]).sum(-1)]
+        if start:
+            earlier = k_BHNK[..., :start, :] * decay(start - place_N[:start])
+            parts.insert(0, (q_BHCK * decay(place_C - start)) @ earlier.mT)
+        if end < num:
+            later = k_BHNK[..., end:, :] * decay(place_N[end:] - end)
+            parts.append((q_BHCK * decay(end - place_C)) @ later.mT)
+        rows.append(torch.cat(parts, -1))
+    return torch.cat(rows, -2)
 
 
 def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stability.build import build_model
 from stability.config.run import RunSpec
-from stability.models.backbone import Backbone, num_parameters
+from stability.models.backbone import Backbone, num_active_parameters, num_parameters
 from stability.models.init import without_memory
 
 
@@ -35,6 +35,11 @@ class ResolvedRun:
     @property
     def num_params(self) -> int:
         return num_parameters(self.model)
+
+    @property
+    def num_active_params(self) -> int:
+        """Number of parameters that one position meets, fewer with ``ffn=moe``."""
+        return num_active_parameters(self.model)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Base class for position schemes: rotations in mixers, vectors on the embedding, or nothing."""
+"""Base class for position schemes: rotations or decays in mixers, vectors on the embedding, or nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from stability.config import Settings
-from stability.models.position import Rope
+from stability.models.position import Decays, Rope
 
 
 class AbstractPosition:
@@ -24,6 +24,11 @@ class AbstractPosition:
     @classmethod
     def rope(cls, config: Any) -> Rope | None:
         """Return the rotation for mixers, or None."""
+        return None
+
+    @classmethod
+    def decays(cls, config: Any) -> Decays | None:
+        """Return the decays of logits in mixers, or None; a mixer that has none is refused."""
         return None
 
     @classmethod

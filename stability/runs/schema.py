@@ -59,11 +59,12 @@ RUNS_COLUMNS = [
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 # One row per training step and block of parameters, of a run with `log.gradients=…`.
 GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "update_ratio"]
-# Rows of a run with `log.activations=…`: one per step and layer ("blocks.0"; columns to `saturated_share`), one per
+# Rows of a run with `log.activations=…`: one per step and layer ("blocks.0"; columns to `router_entropy`), one per
 # step ("model"; to `clipped_share`), one per step and block of parameters ("blocks.0.mixer", …).
 ACTIVATION_COLUMNS = [
     "run_id", "step", "block", "stream_rms", "mixer_rms", "ffn_rms", "attention_logit_max", "attention_entropy_min",
-    "dead_share", "saturated_share", "logit_rms", "logit_max", "log_z", "clipped_share", "rms_t", "tiny_share",
+    "dead_share", "saturated_share", "expert_load_max", "dead_experts", "router_entropy", "logit_rms", "logit_max",
+    "log_z", "clipped_share", "rms_t", "tiny_share",
 ]  # fmt: skip
 # One row per step of a run with `log.curvature=…`.
 EDGE_COLUMNS = [

@@ -182,6 +182,12 @@ def _watch(block: Block, row: dict[str, Tensor]) -> Iterator[Any]:
     if getattr(ffn, "activated", None) is not None:
         dead = _count_dead(ffn.activation)
         yield watch_output(ffn.get_submodule(ffn.activated), "dead_share", dead)
+    if hasattr(ffn, "describe_routing"):
+
+        def record_routing(module: nn.Module, args: Any, r_BNE: Tensor) -> None:
+            row.update(ffn.describe_routing(_pick_valid(r_BNE, masks[0])))
+
+        yield ffn.router.register_forward_hook(record_routing)
     gate = GATES.get(type(block.mixer).__module__.rsplit(".", 1)[-1])
     if gate is not None:
         yield watch_output(block.mixer.get_submodule(gate), "saturated_share", _saturated_share)

@@ -70,6 +70,7 @@ OTHERS: dict[str, Any] = {
     "model.tied": True,
     "model.head_bias": False,
     "model.embedding_width": 8,
+    "model.embedding_conv": 3,
     "model.loops": 2,
     "model.mixer_bias": "out",
     "schedule.name": "cosine",
@@ -119,6 +120,7 @@ CAUSAL_NSA: dict[str, Any] = {
 WITH: dict[str, dict[str, Any]] = {
     "cross": {**CONTEXT, "cross": "cc"},
     "model.dropout_at": {"model": {"dropout": 0.3}},
+    "model.embedding_conv_residual": {"model": {"embedding_conv": 3}},
     "model.embedding_std": {"model": {"tied": True}},
     "schedule.final_ratio": {"schedule": {"name": "cosine"}},
     "schedule.decay_share": {"schedule": {"name": "wsd"}},

@@ -44,6 +44,8 @@ MODELS = (
     {"head_bias": False},
     *({"mixer_bias": kept} for kept in ("out", "none")),
     *({"embedding_width": width} for width in (16, 64)),
+    *({"embedding_conv": size} for size in (3, 5)),
+    {"embedding_conv": 3, "embedding_conv_residual": True},
     *({"loops": loops} for loops in (2, 3)),
 )
 

@@ -46,21 +46,27 @@ def test_a_model_has_it_in_every_block_at_the_model_s_multiple(lab, name):
         assert sum(p.numel() for p in block.ffn.parameters()) < sum(p.numel() for p in other.ffn.parameters())
 
 
+def last_maps(ffn: Any) -> list[Any]:
+    """The last projection of a network, or of each of its experts."""
+    found = [module for path, module in ffn.named_modules() if path.rsplit(".", 1)[-1] == "out"]
+    assert found and all(isinstance(module, torch.nn.Linear) for module in found)
+    return found
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_last_projection_is_scaled_down_with_the_depth(lab, name):
     """What the initialisation knows a branch's end by is the name ``out``."""
-    assert isinstance(FAMILY.built(name).out, torch.nn.Linear)
     spec = lab.spec(ffn=name)
     deep = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 4 * spec.model.layers})})
-    first, other = (build_model(each, 8).blocks[0].ffn.out.weight for each in (spec, deep))
-    torch.testing.assert_close(other, first / 2)
+    for first, other in zip(*(last_maps(build_model(each, 8).blocks[0].ffn) for each in (spec, deep)), strict=True):
+        torch.testing.assert_close(other.weight, first.weight / 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_multiple_that_rounds_to_nothing_leaves_a_hidden_layer_of_one(name):
-    assert build(name, width=8, ffn_multiple=0.01).out.in_features == 1
+    assert {each.in_features for each in last_maps(build(name, width=8, ffn_multiple=0.01))} == {1}
     if "multiple" in Registry("ffns").load(name).Config.model_fields:
-        assert build(name, width=8, multiple=0.01).out.in_features == 1
+        assert {each.in_features for each in last_maps(build(name, width=8, multiple=0.01))} == {1}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +79,7 @@ def test_its_hidden_layer_is_dropped_where_the_model_says_and_in_training_alone(
         shares[place] = ffn.hidden_dropout
     assert shares == {"all": 0.0, "maps": 0.25}
     reached, x_BND = [], torch.randn(4, 50, 16)
-    ffn.out.register_forward_pre_hook(lambda _, args: reached.append(args[0]))
+    last_maps(ffn)[0].register_forward_pre_hook(lambda _, args: reached.append(args[0]))
     for training in (False, True):
         ffn.train(training)(x_BND)
     whole, dropped = reached

@@ -116,6 +116,52 @@ def test_what_embeds_no_tokens_is_not_factorised():
     )
 
 
+# --- convolution of the embedding -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("objective", "size"), [("ar", 1), ("ar", 2), ("ar", 11), ("mlm", 3), ("mlm", 11)])
+def test_an_embedding_is_convolved_as_torchs_conv1d_does_before_dropout(objective, size, residual):
+    """Also with more positions than the sequence has."""
+    model = shaken(model_of(objective, embedding_conv=size, embedding_conv_residual=residual))
+    weight_DDW = model.convolution.linear.weight.unflatten(1, (size, -1)).transpose(1, 2)
+    x_BND = model.embedding(TOKENS)
+    sides = (size - 1, 0) if objective == "ar" else (size // 2, size // 2)
+    expected_BND = nn.functional.conv1d(nn.functional.pad(x_BND.mT, sides), weight_DDW).mT + residual * x_BND
+    entered = []
+    model.dropout.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    model(TOKENS)
+    torch.testing.assert_close(entered[0], expected_BND, rtol=0, atol=1e-12)
+
+
+def test_a_causal_convolution_has_no_derivative_from_the_future():
+    model = shaken(model_of("ar", embedding_conv=4))
+    x_BND = torch.randn(1, 8, 16, dtype=torch.float64, requires_grad=True)
+    for position in range(8):
+        (gradient_BND,) = torch.autograd.grad(model.convolution(x_BND)[0, position].sum(), x_BND)
+        reached_N = gradient_BND[0].abs().amin(-1) > 0
+        assert reached_N.tolist() == [position - 3 <= other <= position for other in range(8)]
+        assert gradient_BND[0, position + 1 :].count_nonzero() == 0
+
+
+def test_padding_is_in_no_convolution():
+    """A padded sequence is the short one, whatever stands at the padding."""
+    model = shaken(model_of(embedding_conv=5))
+    mask_BN = torch.arange(8) < torch.tensor([8, 5, 3])[:, None]
+    for row, num in enumerate((8, 5, 3)):
+        short = model(TOKENS[row : row + 1, :num])[0]
+        torch.testing.assert_close(model(TOKENS, mask_BN)[row, :num], short, rtol=0, atol=1e-12)
+    nowhere_BND = torch.where(mask_BN[..., None], model.embedding(TOKENS), math.nan)
+    assert model.convolution(nowhere_BND, mask_BN)[mask_BN].isfinite().all()
+
+
+def test_a_convolution_that_cannot_be_is_refused():
+    refused("model.embedding_conv=4: objective=mlm reads both sides", model=SIZE | {"embedding_conv": 4})
+    refused("changes nothing without a convolution", model=SIZE | {"embedding_conv_residual": True})
+    images = SIZE | {"positions": 64, "embedding_conv": 3}
+    refused("objective=classify embeds no plain sequence", objective="classify", data="images", model=images)
+
+
 # --- loops --------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +240,7 @@ OTHERS = {
     "head_bias": False,
     "mixer_bias": "none",
     "embedding_width": 4,
+    "embedding_conv": 3,
     "loops": 2,
 }
 

@@ -4,6 +4,7 @@ shares no code with it."""
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from stability.config.parse import parse_run
 from stability.config.parts import validate_settings
 from stability.curvature import directional
 from stability.mechanisms._base import MixerShape
-from stability.models.position import Rope
+from stability.models.position import Decays, Rope, decayed_products
 from stability.positions import AbstractPosition
 from stability.registry import Registry
 from tests.changes import other_values, settings_of_family
@@ -233,6 +234,107 @@ def test_it_is_chosen_on_the_command_line_and_today_s_is_not_in_an_id():
     assert written(position={"name": "rope", "base": 500.0})["position"] == {"name": "rope", "base": 500.0}
     assert written(position="none")["position"] == "none"
     assert written(position="learned")["position"] == {"name": "learned", "std": 0.02}
+
+
+# --- hope ---------------------------------------------------------------------------------------------------------
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def literal(q_K, k_K, m: int, n: int, base: float, damping: float) -> float:
+    """The paper's product of e^(−mθ′) B(θ, m) q and e^(nθ′) B(θ, −n) k, pair by pair."""
+    total, half = 0.0, len(q_K) // 2
+    for pair in range(half):
+        theta = base ** (-2 * pair / len(q_K))
+        sides = []
+        for (one, two), angle, size in (
+            ((q_K[pair], q_K[pair + half]), m * theta, math.exp(-m * damping * theta)),
+            ((k_K[pair], k_K[pair + half]), -n * theta, math.exp(n * damping * theta)),
+        ):
+            c, s = math.cosh(angle), math.sinh(angle)
+            sides.append((size * (c * one + s * two), size * (s * one + c * two)))
+        total += sides[0][0] * sides[1][0] + sides[0][1] * sides[1][1]
+    return total
+
+
+@pytest.mark.parametrize(("base", "damping"), [(10_000.0, 1.0), (10.0, 1.5)])
+def test_hope_is_the_paper_s_product_where_its_exponentials_are_still_small(base, damping):
+    q_NK, k_NK = numbers(6, 8), numbers(6, 8, seed=1)
+    found_NN = Decays(base, damping)(q_NK, k_NK)
+    for m in range(6):
+        for n in range(m + 1):
+            expected = literal(q_NK[m].tolist(), k_NK[n].tolist(), m, n, base, damping)
+            assert found_NN[m, n].item() == pytest.approx(expected, rel=1e-10, abs=1e-11), (m, n)
+    assert torch.allclose(found_NN, Decays(base, damping)(k_NK, q_NK).mT, rtol=0, atol=1e-12), "of |m − n|"
+
+
+def test_hope_in_blocks_is_the_sum_over_entries_of_whole_matrices_of_decays():
+    """More positions than two blocks, by distances of all pairs at once; in float32, too."""
+    q_NK, k_NK = numbers(75, 6), numbers(75, 6, seed=1)
+    rate_K = torch.tensor([0.0, 1e-3, 0.05, 0.7, 3.0, 40.0], dtype=torch.float64)
+    distance_NN = (torch.arange(75)[:, None] - torch.arange(75)).abs()
+    expected_NN = sum(torch.outer(q_NK[:, c], k_NK[:, c]) * torch.exp(-rate_K[c] * distance_NN) for c in range(6))
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        found_NN = decayed_products(*(each.to(dtype) for each in (q_NK, k_NK, rate_K)))
+        torch.testing.assert_close(found_NN.double(), expected_NN, rtol=0, atol=limit)
+    assert torch.allclose(decayed_products(q_NK, k_NK, 0 * rate_K), q_NK @ k_NK.T, rtol=0, atol=1e-12)
+
+
+def test_hope_is_the_same_at_every_shift():
+    q_NK, k_NK = numbers(40, 8), numbers(40, 8, seed=1)
+    whole_NN = Decays()(torch.cat([numbers(57, 8, seed=2), q_NK]), torch.cat([numbers(57, 8, seed=3), k_NK]))
+    torch.testing.assert_close(whole_NN[57:, 57:], Decays()(q_NK, k_NK), rtol=0, atol=1e-10)
+
+
+def test_hope_is_finite_over_8192_positions_and_so_is_its_gradient():
+    q_NK, k_NK = (numbers(8192, 2, seed=seed).float().requires_grad_() for seed in (0, 1))
+    found_NN = Decays(damping=2.0)(q_NK, k_NK)
+    assert found_NN.isfinite().all() and found_NN[0, 100:].abs().max() < 1e-6 < found_NN.diagonal().abs().max()
+    assert all(each.isfinite().all() for each in torch.autograd.grad(found_NN.sum(), (q_NK, k_NK)))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"mask_diagonal": True, "softcap": 3.0}, {"kv_heads": 1, "qk_norm": "rmsnorm"}]
+)
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_attention_with_hope_is_the_softmax_of_its_logits(direction, settings):
+    torch.manual_seed(0)
+    mechanism, decays = Registry("mechanisms").load("sa"), Decays(100.0, 1.25)
+    config = validate_settings("mechanisms", "sa", settings)
+    layer = mechanism.build(config, MixerShape(WIDTH, HEADS, direction, rope=None, decays=decays)).double()
+    x_BND = numbers(2, LENGTH, WIDTH).requires_grad_()
+    mask_BN = torch.arange(LENGTH) < torch.tensor([LENGTH, 5])[:, None]
+    y_BND = layer(x_BND, mask_BN=mask_BN)
+    a_BHNN = layer.weights(x_BND, mask_BN=mask_BN)
+    expected_BND = layer.joined(layer.mixed(a_BHNN, layer.values(x_BND)), x_BND)
+    torch.testing.assert_close(y_BND[mask_BN], expected_BND[mask_BN], rtol=0, atol=1e-12)
+    q_BHNK, k_BHNK, _ = layer.split(layer.qkv(x_BND))
+    z = literal(q_BHNK[0, 1, 4].tolist(), k_BHNK[0, 1, 2].tolist(), 4, 2, 100.0, 1.25) / math.sqrt(WIDTH // HEADS)
+    cap = settings.get("softcap")
+    assert layer.logits(q_BHNK, k_BHNK)[0, 1, 4, 2].item() == pytest.approx(cap * math.tanh(z / cap) if cap else z)
+    (gradient_BND,) = torch.autograd.grad(layer(x_BND)[:, 4].sum(), x_BND)
+    reached_N = [bool(each) for each in gradient_BND[0].abs().sum(-1) > 0]
+    assert reached_N == [other <= 4 or direction == "bidirectional" for other in range(LENGTH)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        ({"mechanism": "sw"}, "mechanism=sw"),
+        ({"mechanism": "mix"}, "mechanism=mix"),
+        ({"objective": {"name": "mlm", "context": 16}, "cross": "ca"}, "cross=ca"),
+    ],
+)
+def test_what_reads_no_decays_is_refused_beside_hope_in_a_line(changes, at):
+    with pytest.raises(
+        ValueError, match=f"position=hope decays the logits of mechanism=sa.*and {at} does not"
+    ) as caught:
+        parse_run(BASE | {"position": "hope"} | changes)
+    assert len(str(caught.value).splitlines()) == 1
+    whole = {"name": "mix", "pattern": ["sa", "sa"]}
+    assert parse_run(BASE | {"position": "hope", "mechanism": whole}).position.name == "hope"
 
 
 PLUGIN = """

@@ -236,6 +236,20 @@ def test_gates_far_from_0_are_saturated(lab, mechanism):
     assert found == pytest.approx(1 / gate.out_features)
 
 
+def test_a_router_that_sends_every_position_to_two_of_eight_experts_has_six_dead_ones(lab):
+    replica = lab.replica(lab.spec(ffn="moe"))
+    router, norm = replica.model.blocks[1].ffn.router, replica.model.blocks[1].ffn_norm
+    torch.nn.init.zeros_(router.weight)
+    torch.nn.init.zeros_(norm.weight)
+    torch.nn.init.ones_(norm.bias)
+    router.weight.data[:2] = 0.1  # logits of 1.6 wherever the input is 1, over 0
+    found = replica.activations.measure(training_examples_of(replica))
+    assert (found["blocks.1"]["expert_load_max"], found["blocks.1"]["dead_experts"]) == (4.0, 6)
+    p = [math.exp(logit) / (2 * math.exp(1.6) + 6) for logit in (1.6,) * 2 + (0.0,) * 6]
+    assert found["blocks.1"]["router_entropy"] == pytest.approx(-sum(each * math.log(each) for each in p), rel=1e-5)
+    assert found["blocks.0"]["dead_experts"] < 6 and found["blocks.0"]["expert_load_max"] < 4
+
+
 def training_examples_of(replica):
     spec = replica.spec
     return training_examples(spec, replica.corpus, replica.objective, "train", 1, seed=0, batch=spec.batch)

@@ -58,6 +58,24 @@ def head_can_be_tied(recipe: AbstractRecipe) -> None:
         )
 
 
+def embedding_can_be_convolved(recipe: AbstractRecipe) -> None:
+    """Refuse a convolution of anything but embedded tokens, and an even one that reads both sides."""
+    size = recipe.model.embedding_conv
+    if size is None:
+        return
+    objective = Registry("objectives").load(recipe.objective.name)
+    if not objective.embeds_tokens:
+        raise ValueError(
+            f"model.embedding_conv={size} reads neighbouring tokens, and objective={recipe.objective.name} embeds no "
+            "plain sequence of tokens; choose mlm or ar"
+        )
+    if objective.direction != "causal" and size % 2 == 0:
+        raise ValueError(
+            f"model.embedding_conv={size}: objective={recipe.objective.name} reads both sides, so the number of "
+            f"positions must be odd; give {size + 1}"
+        )
+
+
 def logits_can_be_capped(recipe: AbstractRecipe) -> None:
     """Refuse capped logits beside a loss that never has the model's logits."""
     settings: Any = recipe.objective.settings
@@ -114,6 +132,20 @@ def edges_are_given(run: RunSpec) -> None:
             f"mechanism={run.mechanism.name} with graph=given takes edges= with every batch, and "
             f"data={run.data.name} has none; choose another graph"
         )
+
+
+def decays_are_read(run: RunSpec) -> None:
+    """Refuse positions that are decays of the logits beside mechanisms without such logits."""
+    registry = Registry("mechanisms")
+    if Registry("positions").load(run.position.name).decays(run.position.settings) is None:
+        return
+    for key, item in (("mechanism", run.mechanism), ("cross", run.cross)):
+        exported = None if item is None else registry.load(item.name)
+        if exported is not None and (exported.cross or not exported.reads_decays(item.settings)):
+            raise ValueError(
+                f"position={run.position.name} decays the logits of mechanism=sa (and mix of it), and "
+                f"{key}={item.name} does not read the decays; choose position=rope"
+            )
 
 
 def lengths_and_heads_fit(run: RunSpec) -> None:
@@ -216,12 +248,19 @@ def parametrization_scales_the_run(run: RunSpec) -> None:
 
 
 PLAIN_RESIDUALS = ("identity", "ode")
-OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied, logits_can_be_capped)
+OF_RECIPE = (
+    data_fit_objective,
+    positions_are_added_once,
+    head_can_be_tied,
+    embedding_can_be_convolved,
+    logits_can_be_capped,
+)
 OF_RUN = (
     mechanism_is_trainable,
     depth_fits_pattern,
     direction_fits,
     edges_are_given,
+    decays_are_read,
     lengths_and_heads_fit,
     linear_maps_are_called,
     cross_has_context,
