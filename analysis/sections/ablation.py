@@ -178,7 +178,7 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
 
 
 def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
-    settings = join_words(f"{group.setting}={value_text(group.base_value)}" for group in groups)
+    settings = join_words(f"{group.setting or group.part}={value_text(group.base_value)}" for group in groups)
     chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
     rule = INTERVAL_RULE.replace("Second line", "Below")
     return (
@@ -218,7 +218,7 @@ def _direction(base: str, group: Group, words: Words) -> str:
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
     pairs = (high.by_seed - low.by_seed).dropna()  # drops ∞ − ∞ too: a seed that diverged at both decides nothing
     both = pairs[np.isfinite(pairs)]
-    what = f"{base}, {group.setting} from {low.text} to {high.text}"
+    what = f"{base}, {group.setting or group.part} from {low.text} to {high.text}"
     lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
     if pairs.empty:
         return f"{what}: no seed has a result that tells the two apart{f' ({lost})' if lost else ''}."

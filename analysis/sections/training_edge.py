@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import rate_legend
+from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
@@ -17,12 +18,13 @@ from analysis.numbers.windows import windows
 from analysis.sections.section import (
     CONTINUED,
     Captioned,
+    Drawn,
     Figures,
     Section,
     continuation_name,
     is_of_rates,
-    make_body,
     make_printer,
+    pictures,
 )
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
@@ -36,7 +38,7 @@ CAPTION = (
     "Left: α over α_max, the largest rate that the loss’s curvature allows along the step taken, on that step’s batch. "
     "Right: the largest eigenvalue of Adam’s preconditioned Hessian over its threshold (2 + 2β₁)/((1 − β₁)α) (Cohen et "
     "al. 2022). Beyond 1 (dashed) a quadratic model of the loss grows. One line a learning rate, median over seeds. "
-    "The threshold is for large batches: noise of small ones holds runs below it."
+    "The threshold was found with whole batches."
 )
 
 
@@ -77,6 +79,26 @@ def table(study: Study) -> Table:
         "the later half of the steps and over seeds, and the ratio there; none: at no rate, and the largest rate's."
     )
     return Table(TITLE, caption, ("mechanism", "upper edge", *(f"{RATIOS[name]} > 1" for name in late)), tuple(rows))
+
+
+def sentences(study: Study) -> list[str]:
+    """Return for each ratio how often it first exceeds 1 at the first swept rate beyond the stable window."""
+    found = []
+    for name, text in RATIOS.items():
+        late, places = find_late(study, name), []
+        for series in dict.fromkeys(late.index.get_level_values("series")):
+            own, window = late[series].sort_index(), windows(study)[series].median
+            if window is None or window.is_empty or window.open_high:
+                continue
+            outside = [lr for lr in own.index if lr > window.high.lr]
+            beyond = own.index[own > 1]
+            places.append(len(beyond) > 0 and len(outside) > 0 and beyond[0] == outside[0])
+        if places:
+            found.append(
+                f"{sum(places)} of {len(places)} mechanisms have {text} above 1 first at the first swept rate beyond "
+                "their stable window."
+            )
+    return found
 
 
 def upper_edge(study: Study, series: str) -> Cell:
@@ -130,9 +152,8 @@ def _draw_ratio(ax: Axes, rows: Frame, ratio: str, colors) -> None:
     ax.set_yscale("log")
 
 
-SECTION = Section(
-    make_body(TITLE, lambda study: [table(study)], is_table_first=True),
-    applies,
-    figures,
-    make_printer(lambda study: [table(study)]),
-)
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + box(sentences(study)) + shown([table(study)]) + pictures(drawn)
+
+
+SECTION = Section(body, applies, figures, make_printer(lambda study: [table(study), *sentences(study)]), body)

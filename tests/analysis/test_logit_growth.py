@@ -162,3 +162,19 @@ def test_a_report_has_both_sections(tmp_path):
     assert training_edge.TITLE in text and attention_logits.TITLE in text
     without = summary(study)
     assert training_edge.TITLE not in without and attention_logits.TITLE not in without
+
+
+def test_where_the_ratio_passes_1_is_compared_with_the_end_of_the_window(tmp_path):
+    """Both windows end between 3e-3 and 1e-2; sa's ratio passes 1 at 1e-2, sw's at 3e-2."""
+    lrs = [1e-3, 3e-3, 1e-2, 3e-2]
+    study = load(
+        write_study(
+            tmp_path, mechanisms=["sa", "sw"], lrs=lrs, seeds=3, nll=lambda name, lr, seed: 2.0 if lr < 5e-3 else 3.0
+        )
+    )
+    logged = log_edge(study, lambda run: 1.5 if run.lr > (5e-3 if run.mechanism == "sa" else 2e-2) else 0.5)
+    assert training_edge.sentences(logged) == [
+        "1 of 2 mechanisms have α / α_max above 1 first at the first swept rate beyond their stable window.",
+        "0 of 2 mechanisms have Adam’s sharpness over its threshold above 1 first at the first swept rate beyond their "
+        "stable window.",
+    ]
