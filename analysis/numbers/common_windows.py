@@ -49,6 +49,21 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
     return found
 
 
+@once_per_study
+def rank_variants(study: Study) -> list[str]:
+    """Return the series by the upper edge of their common window, the largest first; [] but in an ablation over rates.
+
+    An open edge counts as the largest swept rate, a series that never reaches the limit comes last.
+    """
+    if not (study.runs["variant"] != "").any() or study.runs["lr"].nunique() < 2:
+        return []
+    found = {name: each.median for name, each in common_windows(study).items()}
+    if set(found) != set(study.series):
+        return []
+    edges = {name: 0.0 if each is None or each.is_empty else each.high.lr for name, each in found.items()}
+    return sorted(study.series, key=lambda name: -edges[name])
+
+
 def _below(line, limit: Window) -> Window | None:
     return window(line.index, line, limit=limit.threshold_nll)
 

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
-from analysis.numbers.common_windows import common_windows
+from analysis.numbers.common_windows import common_windows, rank_variants
 from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.spread import Spread
@@ -48,7 +48,8 @@ def answer(study: Study) -> str:
     lines = [_narrow(answer_table(study, shown)), ""]
     lines += [f"{name}: {recommendation(study, name, found[name])}" for name in said]
     if num_more := len(found) - len(said):
-        lines.append(f"by NLL; tables=all has the {len(found)} series, {num_more} more than these sentences")
+        order = "by their upper edges" if rank_variants(study) else "by NLL"
+        lines.append(f"{order}; tables=all has the {len(found)} series, {num_more} more than these sentences")
     room = MOST_LINES - len("\n".join(lines).splitlines())
     for most in range(NAMED, 0, -1):  # fewer claims in a sentence if it does not fit
         wrapped = [textwrap.wrap(sentence, LINE) for sentence in sentences(study, most)]
@@ -72,9 +73,16 @@ def _narrow(table: Table) -> str:
 
 
 def best_series(study: Study) -> list[str]:
-    """Return the series of the answer: all in the study's order, or of many those with the lowest NLLs."""
+    """Return the series of the answer: all in the study's order, or of many those with the lowest NLLs.
+
+    Of an ablation over rates: the base, and those that can be pushed furthest, in that order.
+    """
     if 2 * len(study.series) + FRAME + 1 <= MOST_LINES:
         return list(study.series)
+    if ranked := rank_variants(study):
+        bases = [name for name in ranked if name in set(study.runs["base"])][:1]
+        first = [name for name in ranked if name not in bases][: MOST_ROWS - len(bases)]
+        return [name for name in ranked if name in (*first, *bases)]
     best = {name: each.median.best_nll if each.median else math.inf for name, each in windows(study).items()}
     return sorted(best, key=lambda name: best[name])[:MOST_ROWS]
 

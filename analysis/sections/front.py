@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
+from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.answer import answer_table, best_series
@@ -86,7 +87,8 @@ def _draw_best_series(study: Study, found: Picture | None) -> Picture | None:
         return found
     if len(shown) == len(study.series):
         return replace(found, figure=figure)
-    caption = f"{nll_caption(study, figure)} The {len(shown)} series with the lowest NLLs; appendix: all."
+    chosen = "of the largest rates" if rank_variants(study) else "with the lowest NLLs"
+    caption = f"{nll_caption(study, figure)} The {len(shown)} series {chosen}; appendix: all."
     return Picture(FEW, figure, caption, found.file.replace(f"{NLL}.", f"{FEW}."))
 
 

@@ -6,12 +6,13 @@ import math
 
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
+from analysis.numbers.common_windows import common_windows, rank_variants
 from analysis.numbers.early import has_early
 from analysis.numbers.kinds import numbers_of
 from analysis.numbers.learning import reasons_untrained
 from analysis.sections.prediction import conclusion
 from analysis.study.load import Study
-from analysis.words import join_words, plural
+from analysis.words import join_words, plural, power
 
 NAMED = 4  # claims in a sentence
 
@@ -19,12 +20,26 @@ NAMED = 4  # claims in a sentence
 def sentences(study: Study, most: int = NAMED) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
 
+    Before them the ranking of an ablation's variants.
+
     Args:
         study: the study.
         most: largest number of claims named in a sentence.
     """
     claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
-    return list(filter(None, (_say_supported(claims, most), _say_undecided(claims), _say_alpha(study))))
+    return list(
+        filter(None, (_say_ranking(study), _say_supported(claims, most), _say_undecided(claims), _say_alpha(study)))
+    )
+
+
+def _say_ranking(study: Study) -> str:
+    """Return the variants of an ablation with the largest rates within 5 % of the reference's best NLL; "" for few."""
+    ranked, found = rank_variants(study), common_windows(study)
+    if len(ranked) <= NAMED:
+        return ""
+    edges = [(name, each) for name in ranked if (each := found[name].median) is not None and not each.is_empty]
+    named = [f"{name} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
+    return f"Largest rate within 5 % of {study.reference}’s best NLL: {', '.join(named)}."
 
 
 def _say_supported(claims: list[Claim], most: int) -> str:

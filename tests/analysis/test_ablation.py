@@ -11,8 +11,11 @@ import pytest
 
 from analysis.claims import judging as claims
 from analysis.drawing.style import RC
+from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
-from analysis.sections import ablation, ablation_figure
+from analysis.sections import ablation, ablation_figure, answer
+from analysis.sections.answer import answer_table, best_series
+from analysis.sections.sentences import sentences
 from analysis.study.load import load
 from analysis.study.reference import references
 from tests.analysis.synthetic import UNIGRAM, write_study, write_table
@@ -332,3 +335,28 @@ def test_a_variant_of_another_optimizer_or_of_a_field_is_named_by_its_label_and_
         "sw optimizer=lion": "sa optimizer=lion",
         "sw clip_norm=null": "sa clip_norm=null",
     }, "only what is named differs"
+
+
+def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_leave_the_bases_best_nll(
+    tmp_path, monkeypatch
+):
+    """window=4 learns best at no rate, but reaches furthest; rank=8 is better at one rate alone."""
+    limits = {"window=4": 5e-1, "rank=1": 5e-2}
+    best = {"rank=8": 2.3, "window=4": 2.55}
+
+    def nll(label, lr, seed):
+        return (best.get(label, 2.5) if lr < limits.get(label, 5e-3) else 3.0) + 0.001 * seed
+
+    study = load(write_ablation(tmp_path, lrs=(1e-4, 1e-3, 1e-2, 1e-1, 1.0), nll=nll))
+    ranked = rank_variants(study)
+    assert ranked[:2] == ["sc window=4", "sc rank=1"] and set(ranked) == set(study.series)
+    assert best_series(study) == list(study.series), "few are all shown in the study's order"
+    monkeypatch.setattr(answer, "MOST_LINES", 10)
+    monkeypatch.setattr(answer, "MOST_ROWS", 3)
+    assert best_series(study) == ["sc window=4", "sc rank=1", "sc"], "of many the first, and the base"
+    assert [row[0].text for row in answer_table(study).rows] == best_series(study)
+    first = sentences(study)[0]
+    assert first.startswith("Largest rate within 5 % of sc’s best NLL: sc window=4 1.") and "sc rank=1 1." in first
+    assert rank_variants(load(write_ablation(tmp_path / "one"))) == [], "one rate has no window"
+    plain = load(write_study(tmp_path / "plain", mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=2))
+    assert rank_variants(plain) == []
