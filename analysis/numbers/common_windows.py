@@ -64,6 +64,12 @@ def rank_variants(study: Study) -> list[str]:
     return sorted(study.series, key=lambda name: -edges[name])
 
 
+def shorten_variant(study: Study, series: str) -> str:
+    """Return a series' name without the one base of a study: ``clip_norm=1`` of ``sa clip_norm=1``."""
+    bases = set(study.runs["base"])
+    return series.removeprefix(f"{next(iter(bases))} ") if len(bases) == 1 else series
+
+
 def _below(line, limit: Window) -> Window | None:
     return window(line.index, line, limit=limit.threshold_nll)
 

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
-from analysis.numbers.common_windows import common_windows, rank_variants
+from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.spread import Spread
@@ -28,6 +28,7 @@ from analysis.words import join_words, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
 MOST_ROWS = 6  # of a study of many series
+RANKED_ROWS = 5  # of many variants, whose ranking is a sentence of the same page
 FRAME = 6  # lines of the table beside its rows
 LINE = 110  # characters
 NAMED = 4  # series in the title
@@ -81,7 +82,7 @@ def best_series(study: Study) -> list[str]:
         return list(study.series)
     if ranked := rank_variants(study):
         bases = [name for name in ranked if name in set(study.runs["base"])][:1]
-        first = [name for name in ranked if name not in bases][: MOST_ROWS - len(bases)]
+        first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
     best = {name: each.median.best_nll if each.median else math.inf for name, each in windows(study).items()}
     return sorted(best, key=lambda name: best[name])[:MOST_ROWS]
@@ -112,6 +113,14 @@ def title(study: Study) -> str:
     never = [name for name in trained if name not in reached]
     if not reached:
         return f"{question} {limit}? {join_words(never)} never come so close"
+    if (ranked := [name for name in rank_variants(study) if name in reached]) and study.reference in reached:
+        furthest, base = ranked[0], study.reference
+        places = [
+            _upper_bracket(study, reached[name])[1].removeprefix("between ").replace(" and ", "–")
+            for name in (base, furthest)
+        ]
+        more = f", with {shorten_variant(study, furthest)} to {places[1]}" if furthest != base else ""
+        return f"{question} {limit}? {base} to {places[0]}{more}"
     groups: dict[tuple[float, str], list[str]] = {}
     for name in sorted(reached, key=lambda name: reached[name].high.lr):
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)

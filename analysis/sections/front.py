@@ -14,7 +14,7 @@ from analysis.drawing.typeset import Table
 from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves, transfer
-from analysis.sections.answer import answer_table, best_series
+from analysis.sections.answer import SPREAD_TOLD, answer_table, best_series
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import sentences
@@ -62,7 +62,7 @@ def first_page(study: Study, find: Find) -> Pieces:
     """
     figure = _draw_best_series(study, find(FIRST))
     is_of_sizes = transfer.applies(study)
-    table: tuple[Table, ...] = (transfer.first_table(study) if is_of_sizes else answer_table(study),)
+    table: tuple[Table, ...] = (transfer.first_table(study) if is_of_sizes else _make_table(study),)
     return (
         paragraph(describe_runs(study))
         + ((figure,) if figure else ())
@@ -71,6 +71,15 @@ def first_page(study: Study, find: Find) -> Pieces:
         + small(provenance_line(study))
         + (PageBreak(),)
     )
+
+
+def _make_table(study: Study) -> Table:
+    """Return the table of the first page; of many series without intervals, which the appendix has."""
+    table = answer_table(study)
+    if len(best_series(study)) == len(study.series):
+        return table
+    rows = tuple(tuple(replace(cell, detail="") for cell in row) for row in table.rows)
+    return replace(table, rows=rows, caption=table.caption.replace(f"{SPREAD_TOLD} ", "Intervals and "))
 
 
 def _draw_best_series(study: Study, found: Picture | None) -> Picture | None:

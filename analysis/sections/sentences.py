@@ -6,7 +6,7 @@ import math
 
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
-from analysis.numbers.common_windows import common_windows, rank_variants
+from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.early import has_early
 from analysis.numbers.kinds import numbers_of
 from analysis.numbers.learning import reasons_untrained
@@ -38,7 +38,7 @@ def _say_ranking(study: Study) -> str:
     if len(ranked) <= NAMED:
         return ""
     edges = [(name, each) for name in ranked if (each := found[name].median) is not None and not each.is_empty]
-    named = [f"{name} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
+    named = [f"{shorten_variant(study, name)} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
     return f"Largest rate within 5 % of {study.reference}’s best NLL: {', '.join(named)}."
 
 

@@ -156,4 +156,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     return heading(TITLE) + box(sentences(study)) + shown([table(study)]) + pictures(drawn)
 
 
-SECTION = Section(body, applies, figures, make_printer(lambda study: [table(study), *sentences(study)]), body)
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    return body(study, {name: drawn[name] for name in drawn if name == NAME})
+
+
+SECTION = Section(body, applies, figures, make_printer(lambda study: [table(study), *sentences(study)]), brief)
