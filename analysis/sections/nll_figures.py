@@ -131,7 +131,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
         return None
     every_look, every_window = looks(study), windows(study, column=column)
     styles, found = {name: every_look[name] for name in tables}, {name: every_window[name] for name in tables}
-    row = 0.2 if len(tables) < 6 else 0.14  # inches
+    row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
     curves = 2.15 if not series else 1.65
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves + row * len(tables)), layout="constrained")
     ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(curves, 0.2 + row * len(tables)))

@@ -39,7 +39,7 @@ def _say_ranking(study: Study) -> str:
         return ""
     edges = [(name, each) for name in ranked if (each := found[name].median) is not None and not each.is_empty]
     named = [f"{shorten_variant(study, name)} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
-    return f"Largest rate within 5 % of {study.reference}’s best NLL: {', '.join(named)}."
+    return f"Within 5 % of {study.reference}’s best NLL up to {', '.join(named)}."
 
 
 def _say_supported(claims: list[Claim], most: int) -> str:
