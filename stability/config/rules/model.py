@@ -140,8 +140,9 @@ def decays_are_read(run: RunSpec) -> None:
     if Registry("positions").load(run.position.name).decays(run.position.settings) is None:
         return
     for key, item in (("mechanism", run.mechanism), ("cross", run.cross)):
-        exported = None if item is None else registry.load(item.name)
-        if exported is not None and (exported.cross or not exported.reads_decays(item.settings)):
+        if item is not None and (
+            registry.load(item.name).cross or not registry.load(item.name).reads_decays(item.settings)
+        ):
             raise ValueError(
                 f"position={run.position.name} decays the logits of mechanism=sa (and mix of it), and "
                 f"{key}={item.name} does not read the decays; choose position=rope"
