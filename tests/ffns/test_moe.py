@@ -206,11 +206,14 @@ def test_two_experts_part_data_of_two_modes():
     """y = x in one mode and −x in the other: one expert for each is the best routing, and training finds it."""
     torch.manual_seed(0)
     ffn = build("moe", width=4, experts=2, top_k=1, normalise=False, expert="mlp", multiple=2.0, balance=0.1)
+    with torch.no_grad():
+        ffn.router.weight[:, 0] = 0.0  # blind to the mode, as no random start is
     optimizer = torch.optim.Adam(ffn.parameters(), 0.02)
     mode_BN = torch.arange(64).remainder(2)[None]
     x_BND = torch.randn(1, 64, 4)
     x_BND[..., 0] = 4.0 * (2 * mode_BN - 1)
     target_BND = torch.where(mode_BN[..., None] == 1, x_BND, -x_BND)
+    assert 0.3 < (ffn.choose(ffn.router(x_BND)).argmax(-1) == mode_BN).float().mean() < 0.7
     for _ in range(200):
         optimizer.zero_grad()
         found = ffn(x_BND)
