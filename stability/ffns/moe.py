@@ -41,8 +41,8 @@ class MixtureOfExperts(AbstractFeedForward):
     which is the same function; above, each maps its own.
 
     The loss of a sequence of T valid positions is balance·Σ_i f_i P_i + z_loss·mean_t (log Σ_i exp r_ti)², with
-    f_i = E/(kT)·#{t: i is chosen} and P_i = mean_t p_ti: the sequence-wise balance of DeepSeek-V3 (arXiv:2412.19437) and
-    the router's z-loss of ST-MoE (arXiv:2202.08906). At equal load the first term is ``balance``.
+    f_i = E/(kT)·#{t: i is chosen} and P_i = mean_t p_ti: the balance of a sequence in DeepSeek-V3 (arXiv:2412.19437)
+    and the router's z-loss of ST-MoE (arXiv:2202.08906). At equal load the first term is ``balance``.
 
     The function is smooth between two changes of the choice; its derivatives are the current piece's.
     """
