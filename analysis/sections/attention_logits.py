@@ -138,13 +138,16 @@ def _draw_sizes(found: Sequence[tuple[Group, Sequence[Growth]]]) -> Figure:
     sizes = sorted({growth.size[axis] for _, own in found for growth in own})
     colors = {size: colormaps["viridis"](0.88 * at / max(1, len(sizes) - 1)) for at, size in enumerate(sizes)}
     figure = Figure(figsize=(WIDTH_INCHES, 2.9), layout="constrained")
-    *panels, last = figure.subplots(1, len(found) + 1)
+    passes = any(not growth.reason for _, own in found for growth in own)  # a panel without a rate has no scale
+    panels = list(figure.subplots(1, len(found) + passes, squeeze=False).ravel())
+    last = panels.pop() if passes else None
     for ax, (group, own) in zip(panels, found, strict=True):
         for growth in own:
             _draw_logits(ax, growth.table, colors[growth.size[axis]])
         _set_axes(ax, [lr for growth in own for lr in growth.table.index])
         ax.set_title(group.name)
-    _draw_passing(last, found, axis, sizes)
+    if last is not None:
+        _draw_passing(last, found, axis, sizes)
     handles = [entry(f"{AXES[axis]} {size:,.0f}", color, linewidth=1.8) for size, color in colors.items()]
     fitting_legend(figure, handles, 8, handlelength=1.4, columnspacing=1.3)
     return figure
@@ -180,7 +183,7 @@ def _draw_passing(ax: Axes, found: Sequence[tuple[Group, Sequence[Growth]]], axi
         if (tried := find_back_test(own)) is not None:
             mark(ax, tried.size[axis], 10**tried.said, "x", color, 6, markeredgewidth=1.3, zorder=5)
     set_size_axes(ax, sizes, AXES[axis])
-    ax.set_ylabel("passes 10⁴ at learning rate")
+    ax.set_ylabel("passes $10^4$ at learning rate")
 
 
 def tables(study: Study) -> list[Table | str]:

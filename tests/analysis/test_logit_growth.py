@@ -104,6 +104,8 @@ def test_logits_that_stay_small_have_no_rate_of_passing_and_no_law(tmp_path):
     assert not found[1].reason and fit_passing(found) is None
     assert attention_logits.table(study).rows[0][1].detail == "below it at every rate"
     assert attention_logits.sentences(study) == []
+    for each in (study, log_activations(study, lambda run: 30.0)):  # some sizes pass, none passes
+        attention_logits.figures(each)["attention-logits"].figure.canvas.draw()
 
 
 def test_the_late_median_of_the_largest_layer_counts_and_a_diverged_run_is_infinite(tmp_path):
