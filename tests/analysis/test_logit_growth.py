@@ -1,5 +1,6 @@
 """The rate from which attention's largest logit passes a limit, and the edge during training, against made-up logs."""
 
+import io
 import math
 from dataclasses import replace
 
@@ -105,7 +106,7 @@ def test_logits_that_stay_small_have_no_rate_of_passing_and_no_law(tmp_path):
     assert attention_logits.table(study).rows[0][1].detail == "below it at every rate"
     assert attention_logits.sentences(study) == []
     for each in (study, log_activations(study, lambda run: 30.0)):  # some sizes pass, none passes
-        attention_logits.figures(each)["attention-logits"].figure.canvas.draw()
+        attention_logits.figures(each)["attention-logits"].figure.savefig(io.BytesIO(), format="pdf")
 
 
 def test_the_late_median_of_the_largest_layer_counts_and_a_diverged_run_is_infinite(tmp_path):
