@@ -83,7 +83,13 @@ def find_passing(lrs: Iterable[float], values: Iterable[float], limit: float = L
 
 
 def find_growth(study: Study, series: str, size: Size = ()) -> Growth:
-    """Return a series' growth; without a rate of passing if at most half of its seeds have one."""
+    """Return a series' growth; without a rate of passing if at most half of its seeds have one.
+
+    Args:
+        study: the study.
+        series: name of the series.
+        size: its size; () in a study without sizes.
+    """
     table = read_logits(study, series)
     seeds = [find_passing(table.index, table[seed]) for seed in table]
     known = [(rate, spacing) for rate, spacing, reason in seeds if not reason]

@@ -90,7 +90,14 @@ def _draw_laws(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def draw_law(ax: Axes, law: Law, largest: Size, color: Any) -> None:
-    """Draw a law of one size with its 80 % interval, from the smallest size to twice the largest."""
+    """Draw a law of one size with its 80 % interval, from the smallest size to twice the largest.
+
+    Args:
+        ax: the panel, with logarithmic axes.
+        law: the law, of learning rates.
+        largest: the largest size.
+        color: of line and shade.
+    """
     (axis,) = law.axes
     x = np.geomspace(law.origin[axis], 2 * largest[axis], 40)
     found = [law.predict((*largest[:axis], each, *largest[axis + 1 :])) for each in x]
@@ -101,7 +108,13 @@ def draw_law(ax: Axes, law: Law, largest: Size, color: Any) -> None:
 
 
 def set_size_axes(ax: Axes, sizes: Sequence[float], name: str) -> None:
-    """Set logarithmic axes of sizes, to twice the largest, and of learning rates."""
+    """Set logarithmic axes of sizes, to twice the largest, and of learning rates.
+
+    Args:
+        ax: the panel.
+        sizes: the ticks, ascending.
+        name: the size's name.
+    """
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(FixedLocator([*sizes, 2 * sizes[-1]]))

@@ -314,7 +314,13 @@ def cap(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def multiply(q_BHNK: Tensor, k_BHNK: Tensor, decays: Decays | None) -> Tensor:
-    """Return q̃k̃ᵀ, or its decayed form."""
+    """Return q̃k̃ᵀ, or its decayed form.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        decays: decays of the products by distance; None without.
+    """
     return q_BHNK @ k_BHNK.mT if decays is None else decays(q_BHNK, k_BHNK)
 
 

@@ -59,8 +59,8 @@ class Rope:
 class Decays:
     """The decays of a run's logits: HoPE (arXiv:2509.05218) in closed form.
 
-    With θ_c = base^(−2c/K), θ′ = damping·θ and q± = (q₁ ± q₂)/√2 of the pair c (entries c and c + K/2), likewise k±,
-    the product of q at m and k at n is Σ_c e^(−|m−n|(θ′−θ)) q₊k₊ + e^(−|m−n|(θ′+θ)) q₋k₋. θ′ ≥ θ bounds it.
+    Pair c has the entries c and c + K/2, θ_c = base^(−2c/K), θ′ = damping·θ, and q± = (q₁ ± q₂)/√2, likewise k±. The
+    product of q at m and k at n is Σ_c e^(−|m−n|(θ′−θ)) q₊k₊ + e^(−|m−n|(θ′+θ)) q₋k₋. θ′ ≥ θ bounds it.
     """
 
     base: float = 10_000.0

@@ -56,6 +56,20 @@ class ByHand(torch.optim.Optimizer):
                 self.state[param][key] = torch.zeros_like(param)
         return [self.state[param][key] for param in params]
 
+    def update_means(self, group: Group, params: Tensors, gradients: Tensors) -> tuple[Tensors, Tensors]:
+        """Add gradients to Adam's two means, not corrected for their start, and return them.
+
+        Args:
+            group: the parameter group with ``beta1`` and ``beta2``.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
+        means, squares = self.get_state(params, "exp_avg"), self.get_state(params, "exp_avg_sq")
+        torch._foreach_lerp_(means, gradients, 1 - group["beta1"])
+        torch._foreach_mul_(squares, group["beta2"])
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["beta2"])
+        return means, squares
+
 
 class BaseAdamW(ByHand):
     """AdamW (Loshchilov & Hutter 2019, Algorithm 2); the decay is scaled by the learning rate.
@@ -95,11 +109,7 @@ class BaseAdamW(ByHand):
             gradients: one tensor for each parameter.
         """
         beta1, beta2, step = group["beta1"], group["beta2"], group["step"]
-        taken = self.correct_gradients(group, params, gradients)
-        means, squares = self.get_state(params, "exp_avg"), self.get_state(params, "exp_avg_sq")
-        torch._foreach_lerp_(means, taken, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, taken, taken, 1 - beta2)
+        means, squares = self.update_means(group, params, self.correct_gradients(group, params, gradients))
         roots = torch._foreach_sqrt(squares)
         torch._foreach_div_(roots, (1 - beta2**step) ** 0.5)
         torch._foreach_add_(roots, group["epsilon"])

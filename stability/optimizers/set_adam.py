@@ -22,10 +22,7 @@ class SuppressedRange(ByHand):
             gradients: one tensor for each parameter.
         """
         beta1, beta2, step = group["beta1"], group["beta2"], group["step"]
-        means, squares = self.get_state(params, "exp_avg"), self.get_state(params, "exp_avg_sq")
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        means, squares = self.update_means(group, params, gradients)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for param, mean, square in zip(params, means, squares, strict=True):
             root = square.mul(share_of_mean(square) / (1 - beta2**step)).add_(group["epsilon"]).sqrt_()
