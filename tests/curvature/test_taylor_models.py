@@ -13,6 +13,7 @@ from benchmarks._examples import drawn, format_of, objectives
 from stability.curvature import directional
 from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
+from stability.models.auxiliary import split_loss
 from stability.norms import build as build_norm
 from stability.objectives._base import Examples
 from stability.registry import Registry
@@ -147,13 +148,13 @@ def test_masked_softmax_written_out_by_hand():
 
 
 def module_loss(module, data, **options):
-    """A loss that is not symmetric in anything, of a module's output at float64 inputs."""
+    """A loss that is not symmetric in anything, of a module's output at float64 inputs, and its own loss if it has one."""
 
     def loss(params):
-        out = functional_call(module, params, (data,), options)
-        return (
-            out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
-        ).sum() + out.square().mean()
+        losses = []
+        out = split_loss(functional_call(module, params, (data,), options), losses)
+        slant = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+        return (out * slant).sum() + out.square().mean() + sum(each.sum() for each in losses)
 
     return loss
 
@@ -235,16 +236,19 @@ def test_every_norm(name):
     assert_same(loss, params, random_direction(params))
 
 
-@pytest.mark.parametrize(
-    ("name", "activation"),
-    [
-        (name, choice)
-        for name in Registry("ffns").names()
-        for choice in get_args(Registry("ffns").load(name).Config.model_fields["activation"].annotation)
-    ],
-)
-def test_every_feed_forward_network(name, activation):
-    module, params = shaken(build_ffn(name, width=8, activation=activation))
+def settings_of_each_ffn() -> list[tuple[str, dict]]:
+    """Every feed-forward network, with each of its activations where it has a choice of them."""
+    cases = []
+    for name in Registry("ffns").names():
+        activation = Registry("ffns").load(name).Config.model_fields.get("activation")
+        choices = get_args(activation.annotation) if activation else ()
+        cases += [(name, {"activation": choice}) for choice in choices] or [(name, {})]
+    return cases
+
+
+@pytest.mark.parametrize(("name", "settings"), settings_of_each_ffn())
+def test_every_feed_forward_network(name, settings):
+    module, params = shaken(build_ffn(name, width=8, **settings))
     x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert_same(module_loss(module, x), params, random_direction(params))
 
