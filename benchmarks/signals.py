@@ -16,23 +16,23 @@ from pathlib import Path
 from benchmarks._machine import machine
 from benchmarks._training import Size, interleaved, replica
 
-NANO = Size(4, 64, 4, 64, 8)
 LOGS = {"activations": (20, 0.02), "curvature": (50, 0.04)}  # interval, and the largest share that is wanted
 
 
-def measure(mechanism: str, objective: str, steps: int, device: str, pool: Path) -> None:
+def measure(mechanism: str, objective: str, batch: int, steps: int, device: str, pool: Path) -> None:
     """Print one mechanism's rows.
 
     Args:
         mechanism: name of the mechanism.
         objective: name of the objective.
+        batch: sequences a step.
         steps: steps of each run.
         device: "cpu" or "cuda".
         pool: folder of the prepared data.
     """
     logs = {"plain": {}, **{name: {name: every} for name, (every, _) in LOGS.items()}, "again": {}}
-    parts = {"mechanism": mechanism, "objective": objective}
-    runs = {key: replica(parts | {"log": log}, NANO, steps + 2, device, pool) for key, log in logs.items()}
+    parts, nano = {"mechanism": mechanism, "objective": objective}, Size(4, 64, 4, 64, batch)
+    runs = {key: replica(parts | {"log": log}, nano, steps + 2, device, pool) for key, log in logs.items()}
     taken = dict.fromkeys(runs, 0)
 
     def step(key: str) -> None:
@@ -48,7 +48,7 @@ def measure(mechanism: str, objective: str, steps: int, device: str, pool: Path)
         share = (middle - 1) / every
         milliseconds = 1e3 * statistics.median(seconds["plain"])
         print(
-            f"{mechanism:<6}{objective:<6}{f'{name}={every}':<16}{milliseconds:>8.2f}{middle:>10.2f}"
+            f"{mechanism:<6}{objective:<6}{batch:>5}  {f'{name}={every}':<16}{milliseconds:>8.2f}{middle:>10.2f}"
             f"{f'{low:.2f}-{high:.2f}':>14}{share:>9.2%}{noise:>10.4f}   {'met' if share <= most else 'MISSED'}",
             flush=True,
         )
@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     asked = parser.parse_args()
     print(machine())
-    print("                            ms a step  at its steps  quartiles  of all   noise")
+    print("            batch                    ms a step  at its steps  quartiles  of all   noise")
     with tempfile.TemporaryDirectory() as folder:
-        for mechanism, objective in (("sa", "mlm"), ("gla", "ar")):
-            measure(mechanism, objective, asked.steps, asked.device, Path(folder))
+        for mechanism, objective, batch in (("sa", "mlm", 8), ("sa", "mlm", 16), ("gla", "ar", 8)):
+            measure(mechanism, objective, batch, asked.steps, asked.device, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Statistics of one training step from within: activations, attention, logits and Adam's second moment.
 
-One forward pass without gradients on the step's first microbatch, with the step's own random draws, so that nothing of
-the run changes. Padding, invisible pairs and positions of weight 0 are in no number.
+One forward pass without gradients on a quarter of the step's first microbatch, with random draws seeded by the step, so
+that nothing of the run changes. Padding, invisible pairs and positions of weight 0 are in no number.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stability.training.gradients import BlockStatistics, finite_or_none
 DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, of a sigmoid
 TINY = 10.0  # in ε: a root of the second moment below it hardly scales its entry's step
 STEP = "model"  # block of a step's own row
+WATCHED = 0.25  # of a microbatch's sequences: all of them would cost a step
 # optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
 MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
 # a mixer's map whose output goes through a sigmoid, by the mixer's file
@@ -55,7 +56,7 @@ class ActivationStatistics:
 
     @torch.no_grad()
     def measure(self, examples: Examples) -> Found:
-        """Run the model on a microbatch, in its present mode; return the statistics of layers and logits."""
+        """Run the model on sequences, in its present mode; return the statistics of layers and logits."""
         values: dict[str, dict[str, Tensor]] = {f"blocks.{index}": {} for index in range(len(self._model.blocks))}
         outputs: dict[str, Tensor] = {}
 
@@ -222,7 +223,7 @@ def _count_dead(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Ten
         x_PH = _pick_valid(x_BNH, mask_BN)
         # the largest inputs alone clear nearly every unit, for a tenth of the time
         suspects_H = are_flat(x_PH.amax(0, keepdim=True))
-        return are_flat(x_PH[:, suspects_H]).sum() / len(suspects_H)
+        return (are_flat(x_PH[:, suspects_H]).sum() if suspects_H.any() else torch.zeros(())) / len(suspects_H)
 
     return share
 

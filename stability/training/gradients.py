@@ -18,14 +18,16 @@ class BlockStatistics:
     Args:
         model: its parameters form the blocks.
         every: interval in steps; 0: never.
-        norm: norm of a list of tensors.
+        norms: joint norms of groups of tensors (`Devices.norms`).
 
     Attributes:
         indices: indices of each block's parameters, by block.
     """
 
-    def __init__(self, model: nn.Module, every: int, norm: Callable[[Sequence[Tensor]], Tensor]):
-        self._every, self._norm = every, norm
+    def __init__(
+        self, model: nn.Module, every: int, norms: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Tensor]
+    ):
+        self._every, self._norms = every, norms
         self.indices: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(model.named_parameters()):
             self.indices.setdefault(block_of(name), []).append(index)
@@ -39,9 +41,8 @@ class BlockStatistics:
         Args:
             tensors: one per parameter, in the model's order.
         """
-        return {
-            block: self._norm([tensors[index] for index in indices]).item() for block, indices in self.indices.items()
-        }
+        found = self._norms(tensors, list(self.indices.values()))
+        return dict(zip(self.indices, found.tolist(), strict=True))
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
         """Return the norms of the current gradients, before clipping.

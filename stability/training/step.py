@@ -19,7 +19,7 @@ from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
-from stability.training.activations import ActivationStatistics, Found
+from stability.training.activations import WATCHED, ActivationStatistics, Found
 from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
@@ -57,7 +57,7 @@ class Replica:
             self._captured = CapturedBackward(self._captured_pass, self.parameters)
         self.validation = Validation(spec, corpus, self.objective, device)
         self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
-        self.statistics = BlockStatistics(self.model, spec.log.gradients, self.devices.norm)
+        self.statistics = BlockStatistics(self.model, spec.log.gradients, self.devices.norms)
         self.activations = ActivationStatistics(spec, self.model, self.statistics)
         self.edge = Edge(spec.log.curvature)
         self.signals: dict[str, list[dict[str, Any]]] = {}  # of the last step, by log
@@ -177,7 +177,7 @@ class Replica:
         return first_non_finite(row, row["step"]) or self.guard.too_large(row)
 
     def _measure_activations(self, examples: Examples, step: int) -> Found:
-        """Return the statistics of the step's first microbatch at its parameters, with its random draws.
+        """Return the statistics at the step's parameters, of a `WATCHED` share of its first microbatch's sequences.
 
         Every process of a sharded run repeats the main process's.
         """
@@ -190,7 +190,8 @@ class Replica:
             return (0.0,)
 
         own = self.spec.batch // self.devices.describe().get("shards", 1)
-        list(self.devices.spread(measure, examples.split(min(self.spec.microbatch or own, own))[:1]))
+        rows = math.ceil(WATCHED * min(self.spec.microbatch or own, own))
+        list(self.devices.spread(measure, examples.split(rows)[:1]))
         return found
 
     def _copy_named(self) -> dict[str, Tensor]:

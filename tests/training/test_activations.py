@@ -32,6 +32,9 @@ VARIANTS = {
 }
 
 
+DROPPED = {"model": SIZE | {"dropout": 0.4}, "log": {"activations": 1}}
+
+
 def rows(directory):
     return list(read_jsonl(directory.activations_file))
 
@@ -73,10 +76,13 @@ def test_a_compiled_run_is_the_same_byte_for_byte(lab, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_numbers_are_those_of_a_walk_through_the_blocks_in_float64(lab, optimizer):
-    spec = lab.spec(steps=1, microbatch=2, log={"activations": 1}, optimizer={"name": optimizer}, clip_norm=1e-2)
+    spec = lab.spec(
+        steps=1, batch=12, microbatch=7, log={"activations": 1}, optimizer={"name": optimizer}, clip_norm=1e-2
+    )
     corpus = load(lab.cache, spec.data_fingerprint)
     replica, model = lab.replica(spec), build_model(spec, corpus.vocab_size).double()
     examples = training_examples(spec, corpus, replica.objective, "train", 1, seed=0, batch=spec.batch).split(2)[0]
+    # two sequences: a quarter of the first microbatch's seven, rounded up
     directory = lab.train(spec)
     found = {row["block"]: row for row in rows(directory)}
     x_BND = model.embedding(examples.inputs_BN)
@@ -150,14 +156,18 @@ def test_padding_is_in_no_number(lab, mechanism):
         assert all(each[block] == pytest.approx(row, rel=1e-5) for block, row in expected.items())
 
 
-def test_a_step_is_measured_with_its_own_dropout(lab):
-    """Its first microbatch's: the head's input of the pass is that of the training forward."""
-    spec = lab.spec(model=SIZE | {"dropout": 0.4}, batch=4, microbatch=2, log={"activations": 1})
-    replica, seen = lab.replica(spec), []
-    handle = replica.model.final_norm.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
-    replica.train_step(1)
-    handle.remove()
-    pass_BND, first_BND, second_BND = seen
+def test_a_step_is_measured_with_dropout_seeded_by_the_step(lab):
+    """And on two sequences, a quarter of five rounded up: as a training forward whose microbatches are those two."""
+    found = []
+    for microbatch in (5, 2):
+        replica, seen = lab.replica(lab.spec(**DROPPED, batch=10, microbatch=microbatch)), []
+        norm = replica.model.final_norm
+        handle = norm.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output.detach()))
+        replica.train_step(1)
+        handle.remove()
+        found.append(seen)
+    (pass_BND, *_), (_, first_BND, second_BND, *_) = found
+    assert len(found[0]) == 3 and len(found[1]) == 6
     assert torch.equal(pass_BND, first_BND) and not torch.equal(pass_BND, second_BND)
 
 

@@ -90,6 +90,10 @@ class Devices(ABC):
         """Return the joint Euclidean norm of parameters, gradients or results of `local`."""
 
     @abstractmethod
+    def norms(self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
+        """Return the `norm` of each group of the tensors, given by their indices, (G,)."""
+
+    @abstractmethod
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         """Scale the gradients down to the norm ``limit`` if above it; return their previous norm."""
 
@@ -105,3 +109,9 @@ class Devices(ABC):
 def add_sums(parts: Sequence[Sums]) -> Sums:
     """Return the sums over all microbatches."""
     return tuple(torch.stack(column).sum() for column in zip(*parts, strict=True))
+
+
+def norms_of_groups(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
+    """Return the joint Euclidean norm of each group of tensors of one dtype, given by their indices, (G,)."""
+    each = torch.stack(torch._foreach_norm(list(tensors)))
+    return torch.stack([torch.linalg.vector_norm(each[list(group)]) for group in groups])

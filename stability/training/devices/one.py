@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums, norms_of_groups
 
 
 class OneDevice(Devices):
@@ -50,6 +50,9 @@ class OneDevice(Devices):
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         return nn.utils.get_total_norm(tensors)
+
+    def norms(self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
+        return norms_of_groups(tensors, groups)
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         if math.isinf(limit):  # an infinite norm over it would be NaN

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums, norms_of_groups
 from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 
@@ -117,9 +117,15 @@ class ShardedDevices(Devices):
         return [_local(tensor) for tensor in tensors]
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        # squared below: float32 would overflow from 2e19 on
-        own = nn.utils.get_total_norm(self.local(tensors)).double()
-        return torch.stack(self._gather_all(own)).square().sum().sqrt().float()
+        return self._join(nn.utils.get_total_norm(self.local(tensors)))
+
+    def norms(self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
+        return self._join(norms_of_groups(self.local(tensors), groups))
+
+    def _join(self, norms: Tensor) -> Tensor:
+        """Return the norms of whole tensors, given those of this process's parts."""
+        # squared in float64: float32 would overflow from 2e19 on
+        return torch.stack(self._gather_all(norms.double())).square().sum(0).sqrt().float()
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
