@@ -143,6 +143,20 @@ def test_their_logs_agree_to_rounding(made):
     assert {row["shards"] for row in read_jsonl(made.sharded.timing_file)} == {2}
 
 
+def test_adams_moments_of_each_block_are_those_of_one_device(lab, tmp_path):
+    spec = lab.spec(steps=3, batch=4, log={"activations": 1}, optimizer={"name": "adamw", "epsilon": 1e-3})
+    alone, sharded = run(lab, spec, tmp_path / "alone"), run(lab, spec, tmp_path / "sharded", shards=2)
+    found = [
+        {(row["step"], row["block"]): row for row in read_jsonl(directory.activations_file) if "rms_t" in row}
+        for directory in (alone, sharded)
+    ]
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 3 * 4
+    for key, row in found[0].items():
+        assert found[1][key]["rms_t"] == pytest.approx(row["rms_t"], rel=1e-4)
+        assert found[1][key]["tiny_share"] == pytest.approx(row["tiny_share"], abs=0.01)
+    assert any(0 < row["tiny_share"] < 1 for row in found[0].values())
+
+
 def test_validation_of_the_same_weights_is_the_same_number_bit_for_bit(made):
     first = [next(read_jsonl(directory.metrics_file))["val_nll"] for directory in (made.alone, made.sharded)]
     assert first[0] == first[1]
