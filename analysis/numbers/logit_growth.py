@@ -9,6 +9,7 @@ largest, tried on the largest, is its back-test.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -75,8 +76,10 @@ def find_passing(lrs: Iterable[float], values: Iterable[float], limit: float = L
         return math.nan, math.nan, "not logged"
     if not below:
         return math.nan, math.nan, "above it at every rate"
-    if below[-1] == len(pairs) - 1:
+    if len(below) == len(pairs):
         return math.nan, math.nan, "below it at every rate"
+    if below[-1] == len(pairs) - 1:
+        return math.nan, math.nan, "above it at some rates, not at the largest"
     (left, low), (right, high) = pairs[below[-1]], pairs[below[-1] + 1]
     share = 0.5 if math.isinf(high) or low <= 0 else math.log(limit / low) / math.log(high / low)
     return left + share * (right - left), right - left, ""
@@ -94,7 +97,7 @@ def find_growth(study: Study, series: str, size: Size = ()) -> Growth:
     seeds = [find_passing(table.index, table[seed]) for seed in table]
     known = [(rate, spacing) for rate, spacing, reason in seeds if not reason]
     if 2 * len(known) <= len(seeds):
-        reason = next((reason for *_, reason in seeds if reason), "not logged")
+        reason = statistics.mode([reason for *_, reason in seeds if reason] or ["not logged"])
         return Growth(size, series, table, math.nan, math.nan, math.nan, reason)
     rates, spacing = np.array([rate for rate, _ in known]), float(np.mean([each for _, each in known]))
     of_seeds = float(rates.var(ddof=1)) / len(known) if len(known) > 1 else 0.0

@@ -212,6 +212,10 @@ class Group:
         reasons = tuple(self._doubts(size, half))
         return Prediction(size, log_lr, half, edge if edge > log_lr else math.nan, ratio, reasons)
 
+    def predict_largest(self) -> Prediction:
+        """Return what the smaller sizes say of the largest one."""
+        return Group(self.name, self.curves[:-1]).predict(dict(zip(AXES, self.curves[-1].size, strict=True)))
+
     def _doubts(self, size: Size, half: float) -> Iterable[str]:
         """Yield the reasons against a prediction."""
         for place, axis in enumerate(AXES):

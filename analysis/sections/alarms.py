@@ -53,11 +53,17 @@ def judged(study: Study) -> list[Warned]:
 
 def sentences(study: Study) -> list[str]:
     """Return which signals warn of more breaks than chance, and which of them warns earliest; or why none is judged."""
-    found = judged(study)
-    broken = max((each.broken for each in found), default=0)
+    found, broken = judged(study), int(breaks(study)["broke"].sum())
     if not broken:
-        return ["No run broke: nothing to warn of."]
-    runs = f"{plural(broken, 'run')} broke, {max(each.runs for each in found)} did not."
+        return ["No run broke by this rule: nothing to warn of."]
+    runs = f"{plural(broken, 'run')} broke, {max((each.runs for each in found), default=0)} did not."
+    judgeable = max((each.broken for each in found), default=0)
+    if not judgeable:
+        return [f"{runs} All broke too early to judge: no signal has more than {FEWEST_ROWS} rows before."]
+    if judgeable < broken:
+        runs += f" {broken - judgeable} broke too early to judge, with at most {FEWEST_ROWS} rows before."
+    if rare := [each.signal.name for each in found if not each.broken]:
+        runs += f" Logged too rarely to be judged: {join_words(rare)}."
     telling = [each for each in found if each.warned.low > each.chance]
     if not telling:
         return [f"{runs} No signal is shown to warn of more of them than its false alarms would by chance."]

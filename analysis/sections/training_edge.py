@@ -28,17 +28,17 @@ from analysis.sections.section import (
 )
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import lr_text, power
+from analysis.words import lr_text, plural, power
 
 TITLE, NAME, LOG = "How near the edge of stability a run trains", "training-edge", "edge"
 RATIOS = {"of_step": "α / α_max", "of_adam": "Adam’s sharpness over its threshold"}
 ROWS = 4
 LATE_SHARE = 0.5  # of a run's steps: a ratio's value is its median over the later ones
 CAPTION = (
-    "Left: α over α_max, the largest rate that the loss’s curvature allows along the step taken, on that step’s batch. "
-    "Right: the largest eigenvalue of Adam’s preconditioned Hessian over its threshold (2 + 2β₁)/((1 − β₁)α) (Cohen et "
-    "al. 2022). Beyond 1 (dashed) a quadratic model of the loss grows. One line a learning rate, median over seeds. "
-    "The threshold was found with whole batches."
+    "Left: α over α_max, the largest rate that the loss’s curvature allows along the step taken, on that step’s batch; "
+    "0 (not drawn) where the curvature is not positive. Right: the largest eigenvalue of Adam’s preconditioned Hessian "
+    "over its threshold (2 + 2β₁)/((1 − β₁)α) (Cohen et al. 2022). Beyond 1 (dashed) a quadratic model of the loss "
+    "grows. One line a learning rate, median over seeds. The threshold was found with whole batches."
 )
 
 
@@ -48,9 +48,13 @@ def applies(study: Study) -> bool:
 
 @once_per_study
 def read_ratios(study: Study) -> Frame:
-    """Return each logged step's ``of_step`` and ``of_adam`` with its run's ``series``, ``run_lr`` and ``seed``."""
+    """Return each logged step's ``of_step`` and ``of_adam`` with its run's ``series``, ``run_lr`` and ``seed``.
+
+    ``of_step`` is 0 where the curvature is not positive: no rate is too large there.
+    """
     rows = study.with_run(study.signals[LOG])
-    return rows.assign(of_step=rows["alpha"] / rows["alpha_max"], of_adam=rows["adam_ratio"])
+    of_step = (rows["alpha"] / rows["alpha_max"]).mask(rows["curvature"] <= 0, 0.0)
+    return rows.assign(of_step=of_step, of_adam=rows["adam_ratio"])
 
 
 def find_late(study: Study, ratio: str) -> Column:
@@ -95,8 +99,8 @@ def sentences(study: Study) -> list[str]:
             places.append(len(beyond) > 0 and len(outside) > 0 and beyond[0] == outside[0])
         if places:
             found.append(
-                f"{sum(places)} of {len(places)} mechanisms have {text} above 1 first at the first swept rate beyond "
-                "their stable window."
+                f"{sum(places)} of {plural(len(places), 'curve')} with a window have {text} above 1 first at the first "
+                "swept rate beyond it."
             )
     return found
 

@@ -36,6 +36,8 @@ from analysis.words import join_words, plural, power
 
 TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
+REST = "More of it is in the report."
+FEWEST_SHARED = 3  # rates that all sizes share, of a sensitivity
 VERDICTS = {"cannot tell": "with these sizes not told apart from 0 at 95 %"}  # of laws, in sentences
 
 
@@ -86,9 +88,13 @@ def answer_text(study: Study, most: int, width: int) -> str:
     """
     lines, groups = [*best_table(study).text(details=False).splitlines(), ""], groups_of(study)
     predictions = [describe_prediction(group, double(group)) for group in groups]
+    start = len(lines)
     for sentence in [*predictions, *map(describe_law, groups)]:
         wrapped = textwrap.wrap(sentence, width)
-        lines += wrapped if len(lines) + len(wrapped) <= most else []
+        if len(lines) + len(wrapped) > most:
+            # in place of the empty line if no other is left
+            return "\n".join([*lines, REST] if len(lines) < most else [*lines[: start - 1], REST, *lines[start:]])
+        lines += wrapped
     return "\n".join(lines)
 
 
@@ -187,7 +193,20 @@ def describe_trials(group: Group) -> str:
     largest = group.curves[-1]
     tried = [_trial_text(trial) for trial in group.trials if trial.rule in (LAW, SMALLEST, LAST)]
     truth = largest.best.open or f"best {power(largest.best.lr)}"
-    return f"{group.name} at {group.describe(largest.size)} from the smaller sizes ({truth}): {'; '.join(tried)}."
+    place = f"{group.name} at {group.describe(largest.size)}"
+    return f"{place} from the smaller sizes ({truth}): {'; '.join([*tried, *_beside_text(group)])}."
+
+
+def _beside_text(group: Group) -> list[str]:
+    """Return how upper edge and α_max/α of the smaller sizes fared at the largest one, those that are known."""
+    said, largest = group.predict_largest(), group.curves[-1]
+    found = []
+    if math.isfinite(said.edge):
+        known = f"{power(10**largest.edge)} found" if math.isfinite(largest.edge) else "no swept rate is too large"
+        found.append(f"the upper edge {power(10**said.edge)}, {known}")
+    if math.isfinite(said.ratio) and largest.numbers.ratio.n:
+        found.append(f"α_max/α {said.ratio:.2g}, {largest.numbers.ratio.median:.2g} found")
+    return found
 
 
 def _trial_text(trial: Trial) -> str:
@@ -293,7 +312,7 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
     for group in groups or groups_of(study):
         rates = group.list_common_rates()
         for number, curve in enumerate(group.curves):
-            first = Cell(group.name if number == 0 else "")
+            first = Cell(group.name, _rates_text(rates)) if number == 0 else Cell("")
             rows.append((first, Cell(group.describe(curve.size)), *_cells(curve, rates)))
     header = ("", "size", "best LR", "NLL", "within 5 % up to", "S", "α_max/α")
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
@@ -301,7 +320,8 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         "Best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean over "
         "seeds in log10; ±: its standard error in decades, which includes the spacing of the rates. "
         f"NLL ({wording.words(study).nll}): lowest median over seeds. S: mean over the rates that all sizes of a group "
-        "share of the NLL (or the untrained model's, if lower), less the lowest."
+        "share of the NLL (or the untrained model's, if lower), less the lowest; these rates below the group, for at "
+        f"least {FEWEST_SHARED}."
         f"{' α_max/α: at the best measured rate.' if len(header) - 1 in kept else ''}"
     )
     return Table(
@@ -316,6 +336,12 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
     )
 
 
+def _rates_text(rates: Sequence[float]) -> str:
+    if len(rates) < FEWEST_SHARED:
+        return ""
+    return f"S: {len(rates)} rates, {power(rates[0])} to {power(rates[-1])}"
+
+
 def _cells(curve: Curve, rates: Sequence[float]) -> tuple[Cell, ...]:
     best, edge = curve.best, curve.edge
     at_least = power(curve.window.high.lr) if curve.window else ""
@@ -323,7 +349,7 @@ def _cells(curve: Curve, rates: Sequence[float]) -> tuple[Cell, ...]:
         Cell("open", best.open) if best.open else Cell(power(best.lr), f"±{best.error:.2f}"),
         Cell(f"{curve.best_nll:.3f}" if math.isfinite(curve.best_nll) else "--"),
         Cell(power(10**edge) if math.isfinite(edge) else f"at least {at_least}" if at_least else "--"),
-        spread_cell(curve.sensitivity(rates), "{:.3f}".format),
+        spread_cell(curve.sensitivity(rates), "{:.3f}".format) if len(rates) >= FEWEST_SHARED else Cell("--"),
         spread_cell(curve.numbers.ratio, "{:.2g}".format),
     )
 

@@ -103,6 +103,10 @@ def check_fields(fields: Collection[str]) -> None:
     for field in fields:
         group, dot, _ = field.partition(".")
         is_known = group in GROUPS if dot else field in FIELDS
+        if group.startswith("optimizer"):
+            raise ValueError(
+                f"vary.{field}: vary settings of an optimizer with ablate.NAME, e.g. ablate.adamw.beta2=[0.95,0.999]"
+            )
         if not is_known or field in FIXED:
             raise ValueError(
                 f"vary.{field}: cannot vary within a sweep; fields that can: {', '.join(FIELDS)}, and the "

@@ -172,9 +172,34 @@ def test_a_report_says_which_signal_warns(tmp_path):
     assert section.figures(logged)["alarms"].figure.axes[0].get_xlabel() == "steps from the onset"
 
 
+def test_runs_that_break_before_a_signal_can_be_judged_are_counted(tmp_path):
+    study = with_signals(write_runs(tmp_path, [30, 10, 20]))
+    early = {
+        run for run, _ in zip(study.runs.loc[study.runs["status"] == "diverged", "run_id"], range(2), strict=False)
+    }
+    # the rise of two runs comes at step 9 instead
+    losses = study.curves["loss"].mask(study.curves["run_id"].isin(early) & (study.curves["step"] > 8), 6.0)
+    rare = study.curves["grad_norm"].where(study.curves["step"] % 20 == 0)
+    some = replace(study, curves=study.curves.assign(loss=losses, grad_norm=rare))
+    (said,) = section.sentences(some)
+    assert said.startswith(
+        "3 runs broke, 3 did not. 2 broke too early to judge, with at most 10 rows before. Logged too"
+    )
+    assert "rarely to be judged: gradient norm" in said
+    last = (
+        study.curves["loss"]
+        .mask(study.curves["step"] > 8, 6.0)
+        .where(study.curves["run_id"].isin(study.runs.loc[study.runs["status"] == "diverged", "run_id"]), 1.0)
+    )
+    (said,) = section.sentences(replace(study, curves=study.curves.assign(loss=last)))
+    assert said == "3 runs broke, 3 did not. All broke too early to judge: no signal has more than 10 rows before."
+
+
 def test_a_report_without_breaks_says_so(tmp_path):
     study = with_signals(write_runs(tmp_path, [30, 10, 20]))
     calm_runs = study.runs.assign(status="stable", reason="")
     flat = study.curves.assign(loss=1.0)
     sound = replace(study, runs=calm_runs, curves=flat)
-    assert section.sentences(sound) == ["No run broke: nothing to warn of."] and section.figures(sound) == {}
+    assert (
+        section.sentences(sound) == ["No run broke by this rule: nothing to warn of."] and section.figures(sound) == {}
+    )

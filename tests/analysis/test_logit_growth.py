@@ -33,6 +33,7 @@ def test_a_power_law_passes_its_limit_where_it_does(log_lr):
         ([10, 10, math.nan, 1e6], -2 + 2 * 3 / 5, ""),  # a rate without a result is none
         ([10, 20, 30, 1e4], math.nan, "below it at every rate"),
         ([2e4, 3e4, math.inf, math.inf], math.nan, "above it at every rate"),
+        ([10, 2e4, 1e6, 50], math.nan, "above it at some rates, not at the largest"),
         ([math.nan] * 4, math.nan, "not logged"),
     ],
 )
@@ -120,6 +121,7 @@ def log_edge(study, of_step):
     """The study with α / α_max of ``of_step(run)`` in its later half, a hundredth before, and Adam's ratio half of it."""
     rows = [
         {"run_id": run.run_id, "step": step, "alpha": 1e-3, "alpha_max": 1e-3 / ratio, "adam_ratio": ratio / 2}
+        | {"curvature": 1.0}
         for run in study.runs.itertuples()
         for step in range(20, int(run.num_steps) + 1, 20)
         for ratio in [of_step(run) * (1.0 if step >= run.num_steps / 2 else 0.01)]
@@ -150,6 +152,18 @@ def test_a_run_that_diverged_before_the_later_half_is_beyond_the_edge(tmp_path):
     assert (row[2].text, row[2].detail) == ("1e-2", "diverged")
 
 
+def test_a_step_without_positive_curvature_is_far_from_the_edge(tmp_path):
+    """It counts as 0: with two of three late steps so, the median is 0, whatever the third one is."""
+    study = load(write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=3))
+    edge = log_edge(study, lambda run: 9.0).signals["edge"]
+    flat = edge["step"] % 60 != 0
+    downward = edge.assign(
+        curvature=edge["curvature"].mask(flat, -1.0), alpha_max=edge["alpha_max"].mask(flat, math.nan)
+    )
+    (row,) = training_edge.table(replace(study, signals={"edge": downward})).rows
+    assert (row[2].text, row[2].detail) == ("none", "0")
+
+
 def test_without_adam_there_is_one_ratio(tmp_path):
     study = load(write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=3))
     edge = log_edge(study, lambda run: 0.1).signals["edge"]
@@ -177,7 +191,7 @@ def test_where_the_ratio_passes_1_is_compared_with_the_end_of_the_window(tmp_pat
     )
     logged = log_edge(study, lambda run: 1.5 if run.lr > (5e-3 if run.mechanism == "sa" else 2e-2) else 0.5)
     assert training_edge.sentences(logged) == [
-        "1 of 2 mechanisms have α / α_max above 1 first at the first swept rate beyond their stable window.",
-        "0 of 2 mechanisms have Adam’s sharpness over its threshold above 1 first at the first swept rate beyond their "
-        "stable window.",
+        "1 of 2 curves with a window have α / α_max above 1 first at the first swept rate beyond it.",
+        "0 of 2 curves with a window have Adam’s sharpness over its threshold above 1 first at the first swept rate "
+        "beyond it.",
     ]
