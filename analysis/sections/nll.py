@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,14 +11,15 @@ from analysis.drawing.tables import chunks, guarded_note, list_failures, width_t
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
 from analysis.numbers.common_windows import common_windows
-from analysis.numbers.kinds import sensitivity
+from analysis.numbers.kinds import Sensitivity, sensitivity
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread
+from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread, mean_interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
 from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
+from analysis.study.reference import references
 from analysis.words import count_range, join_words, lr_text, power
 
 NLL_COLUMNS = 6
@@ -222,10 +223,12 @@ def sensitivity_table(study: Study) -> Table | None:
     best = min(each.spread.median for each in usable)
     absent = [each.series for each in found if not each.by_seed]
     without = f" Without one, since no run finished: {join_words(absent)}." if absent else ""
+    beside = {each.series: _less_reference(study, each, found) for each in usable}
     rows = tuple(
         (
             Cell(each.series),
             Cell(f"{each.spread.median:.3f}", each.spread.detail(), each.spread.median == best),
+            beside[each.series],
             Cell(str(each.num_rates)),
         )
         for each in usable
@@ -236,4 +239,24 @@ def sensitivity_table(study: Study) -> Table | None:
         "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
         f"the lowest.{without}"
     )
-    return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)
+    header = ("mechanism", "sensitivity (nats)", "less the reference’s", "rates")
+    if not any(cell.text for cell in beside.values()):
+        header, rows = (*header[:2], header[3]), tuple((*row[:2], row[3]) for row in rows)
+        return Table("Learning-rate sensitivity", caption, header, rows)
+    caption += (
+        " Less the reference’s: mean paired difference over seeds; below it Student’s t interval (95 %), not corrected "
+        "for their number."
+    )
+    return Table("Learning-rate sensitivity", caption, header, rows)
+
+
+def _less_reference(study: Study, own: Sensitivity, found: Sequence[Sensitivity]) -> Cell:
+    """Return the mean paired difference from the reference's; empty without a reference of as many rates."""
+    name = references(study).get(own.series)
+    other = next((each.by_seed for each in found if each.series == name and each.num_rates == own.num_rates), {})
+    differences = [value - other[seed] for seed, value in own.by_seed.items() if seed in other]
+    if not differences:
+        return Cell("")
+    low, high = mean_interval(differences)
+    detail = f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) else ""
+    return Cell(f"{np.mean(differences):+.3f}", detail)

@@ -380,8 +380,13 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
-    """Return the first table of NLLs and the widths; the first page has best rates and windows."""
-    return heading("Validation NLL and the stable window") + shown(_tables(study)[:1]) + drawn.get(WINDOW, ())
+    """Return the first table of NLLs and the widths, for variants also their sensitivities.
+
+    The first page has best rates and windows.
+    """
+    sensitive = sensitivity_table(study) if (study.runs["variant"] != "").any() else None
+    head = heading("Validation NLL and the stable window") + shown(_tables(study)[:1])
+    return head + drawn.get(WINDOW, ()) + shown([sensitive])
 
 
 SECTION = Section(body, applies, figures, make_printer(_tables), brief)

@@ -55,10 +55,26 @@ def test_a_failed_run_is_no_evidence(tmp_path):
     assert found.num_rates == 3
 
 
+def test_the_difference_from_the_reference_is_paired_over_seeds(tmp_path):
+    """sa's exceed sc's by 0.1, 0.2 and 0.3 nats over two rates: 0.2 on average, ± 4.303 · 0.1/√3."""
+    study = study_of(
+        tmp_path,
+        nll=lambda m, lr, seed: 3.0 + (0.2 * (seed + 1) + seed if m == "sc" else seed) * (lr > 5e-3),
+        mechanisms=["sa", "sc"],
+        lrs=[1e-3, 1e-2],
+        seeds=3,
+    )
+    cell = sensitivity_table(study).rows[1][2]
+    assert (cell.text, cell.detail) == ("+0.200", "-0.048 to +0.448")
+
+
 def test_the_table_marks_the_lowest_and_is_left_out_for_a_single_rate(tmp_path):
     study = study_of(tmp_path, nll=lambda m, lr, seed: NLLS[lr] if m == "sa" else 3.0, mechanisms=["sa", "sc"])
     table = sensitivity_table(study)
     assert table is not None
-    assert [[cell.text for cell in row] for row in table.rows] == [["sa", "1.025", "4"], ["sc", "0.000", "4"]]
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["sa", "1.025", "", "4"],
+        ["sc", "0.000", "-1.025", "4"],
+    ]
     assert [row[1].bold for row in table.rows] == [False, True]
     assert sensitivity_table(study_of(tmp_path / "one", lrs=[1e-3])) is None
