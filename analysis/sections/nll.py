@@ -13,7 +13,7 @@ from analysis.measures import Form, three_digits
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import Sensitivity, sensitivity
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread, mean_interval
+from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
 from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
@@ -244,8 +244,8 @@ def sensitivity_table(study: Study) -> Table | None:
         header, rows = (*header[:2], header[3]), tuple((*row[:2], row[3]) for row in rows)
         return Table("Learning-rate sensitivity", caption, header, rows)
     caption += (
-        " Less the reference’s: mean paired difference over seeds; below it Student’s t interval (95 %), not corrected "
-        "for their number."
+        " Less the reference’s: mean paired difference over seeds; below it Student’s t interval (95 %; of two "
+        "seeds smallest and largest), not corrected for their number."
     )
     return Table("Learning-rate sensitivity", caption, header, rows)
 
@@ -257,6 +257,6 @@ def _less_reference(study: Study, own: Sensitivity, found: Sequence[Sensitivity]
     differences = [value - other[seed] for seed, value in own.by_seed.items() if seed in other]
     if not differences:
         return Cell("")
-    low, high = mean_interval(differences)
-    detail = f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) else ""
+    low, high = interval(differences)
+    detail = f"{low:+.3f} to {high:+.3f}" if len(differences) > 1 else ""
     return Cell(f"{np.mean(differences):+.3f}", detail)
