@@ -180,7 +180,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
             ["ablate.ffn.bias=[false]"],
             r"ffn varies as a whole, ablate\.ffn=\[…\]; its settings: ablate\.mlp\.bias=\[…\]$",
         ),
-        (["ablate.ffn=[mop]"], r"ablate\.ffn: no feed-forward network called 'mop'; did you mean 'moe'\?"),
+        (["ablate.ffn=[mop]"], r"ablate\.ffn: no ffn called 'mop'; did you mean 'moe'\?"),
         (["ablate.glu.bias=[true]"], r"ablate\.glu\.bias: glu is not among what this sweep selects"),
         (["ablate.optimizer=[adam]"], r"ablate\.optimizer: no optimizer called 'adam'; did you mean 'radam'\?"),
         (
