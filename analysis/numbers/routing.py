@@ -74,7 +74,8 @@ def compare_collapse(study: Study, series: str) -> Comparison:
     bounds = (
         (float(np.mean([low for low, _ in grid])), float(np.mean([high for _, high in grid]))) if grid else EVERYTHING
     )
-    is_resolved = direction == 0 or (bounds[0] > 0 if direction > 0 else bounds[1] < 0)
+    # at 0 one swept rate has lost the one and not the other
+    is_resolved = direction == 0 or (bounds[0] >= 0 if direction > 0 else bounds[1] <= 0)
     return Comparison(
         direction if is_resolved else 0,
         len(lows),

@@ -167,9 +167,7 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
 def _is_piecewise_smooth(run: RunSpec) -> bool:
     """Return whether a part of a run's model selects by its own scores, so that its loss is smooth in pieces."""
     mechanism = Registry("mechanisms").load(run.mechanism.name)
-    return (
-        mechanism.is_piecewise_smooth(run.mechanism.settings) or Registry("ffns").load(run.ffn.name).piecewise_smooth
-    )
+    return mechanism.is_piecewise_smooth(run.mechanism.settings) or Registry("ffns").load(run.ffn.name).piecewise_smooth
 
 
 def _is_blind_to_order(run: RunSpec, direction: str) -> bool:

@@ -11,7 +11,8 @@ import pytest
 from analysis.claims.routing import collapse_claim
 from analysis.numbers.routing import bracket_collapse, compare_collapse, read_routing
 from analysis.report import summary
-from analysis.sections import routing
+from analysis.sections import alpha, routing
+from analysis.study import wording
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -75,6 +76,7 @@ def test_collapse_lies_between_the_last_rate_with_all_experts_and_the_next(dead,
         (1e-1, 1e-2, "holds", "routing collapses 1.31 decades below the learning rate that loses the loss"),
         (3e-3, 1e-1, "contradicted", "routing collapses 1.21 decades above"),
         (1e-2, 9.0, "contradicted", "routing collapses at no swept rate; the loss is lost at least 1.43 decades below"),
+        (1e-2, 1e-1, "contradicted", "routing collapses 0.69 decades above"),  # at 3e-2 the loss alone is lost
         (1e-2, 3e-2, "unresolved", "routing collapses"),  # one bracket for both
         (9.0, 9.0, "undecided", "neither routing nor loss has an edge"),
     ],
@@ -103,6 +105,17 @@ def test_the_section_has_a_row_for_each_rate_and_a_figure(tmp_path):
     (drawn,) = routing.figures(study).values()
     drawn.figure.savefig(io.BytesIO())
     assert len(drawn.figure.axes) == 3
+
+
+def test_a_report_names_active_parameters_and_losses_that_are_smooth_in_pieces(tmp_path):
+    study = load(write_study(tmp_path, mechanisms=["sa", "sw"], lrs=RATES, seeds=2))
+    runs = study.runs.assign(num_params=329_088.0)
+    assert wording.count_parameters(runs) == "329 k parameters" and alpha.explain_pieces(study) == ""
+    experts = runs.assign(idle_params=195_840.0, piecewise_smooth=np.where(runs["series"] == "sa", 1, np.nan))
+    assert wording.count_parameters(experts) == "329 k parameters, 133 k of them active"
+    assert "The loss of sa is piecewise smooth" in alpha.explain_pieces(replace(study, runs=experts))
+    some = experts.assign(idle_params=experts["idle_params"].where(experts["series"] == "sa"))
+    assert wording.count_parameters(some) == "329 k parameters, 133 k to 329 k of them active"
 
 
 def test_a_study_without_experts_has_no_such_section(tmp_path):

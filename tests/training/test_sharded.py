@@ -342,7 +342,9 @@ def test_two_devices_have_the_gradient_of_the_whole_batch_of_a_mixture_of_expert
     objective, model = build_objective(spec, corpus.vocab_size), build_model(spec, corpus.vocab_size).double()
     batch = training_examples(spec, corpus, objective, "train", 1, seed=spec.seed, batch=6)
     total = objective.training_loss(model, batch).total / objective.count(batch, torch.float64)
-    gradients = dict(zip(dict(model.named_parameters()), torch.autograd.grad(total, [*model.parameters()]), strict=True))
+    gradients = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(total, [*model.parameters()]), strict=True)
+    )
     directory = RunDirectory(tmp_path, lab.directory(spec).run_id)
     for _ in train(spec, directory, cache_dir=lab.cache, device="cpu", devices=2, shard=is_sharded):
         pass
