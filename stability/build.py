@@ -168,6 +168,13 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
         return num_parameters(build_model(spec, data_format))
 
 
+def count_idle_parameters(spec: RunSpec) -> int:
+    """Return the number of the model's parameters that a position does not meet."""
+    with without_memory():
+        ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, spec.model.width, spec.model.ffn_multiple)
+    return spec.model.layers * ffn.num_idle
+
+
 def sequence_state_bytes(spec: RunSpec, direction: str) -> int | None:
     """Return the bytes of state needed to continue one sequence, in float32.
 

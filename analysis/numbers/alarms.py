@@ -70,6 +70,8 @@ SIGNALS = (
     Signal("lowest attention entropy", "activations", "attention_entropy_min", sign=-1),
     Signal("mean log Z", "activations", "log_z", limit=20.0),
     Signal("largest logit", "activations", "logit_max"),
+    Signal("busiest expert’s load", "activations", "expert_load_max"),
+    Signal("router’s lowest entropy", "activations", "router_entropy", sign=-1),
     Signal("stream’s RMS", "activations", "stream_rms"),
     Signal("RMS of g/√v̂", "activations", "rms_t", limit=2.3),
     Signal("α_max / α", "edge", "alpha_max", sign=-1, limit=1.0, over="alpha"),

@@ -113,7 +113,7 @@ def _block_rows(block: Block, lrs: Sequence[float], columns: Sequence[str]) -> l
     for part in ("", *parts):
         name = f"Size = {block.label}" + (f", {part}" if part else ", total" if parts else "")
         blank = (Cell(""),) * (len(lrs) * len(columns))
-        rows.append((Cell(name, "" if part else f"{count_range(runs['num_params'])} parameters", True), *blank))
+        rows.append((Cell(name, "" if part else wording.count_parameters(runs), True), *blank))
         for series in block.study.series:
             rows += _series_rows(block, series, part, lrs, columns)
     return rows

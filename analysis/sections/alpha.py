@@ -34,7 +34,7 @@ from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_b
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED, base_rates, explain_undefined_states, state_text, states_explained
 from analysis.study.step_terms import step_terms, terms_in_brief
-from analysis.words import plural, wrap
+from analysis.words import join_words, plural, wrap
 
 TITLE = "Maximum stable learning rate α_max along the optimizer's step"
 MOST_VECTOR_POINTS = 2000  # per panel; more are rasterized, because a PDF with megabytes of vectors renders slowly
@@ -215,9 +215,21 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
     told = states_explained(study.curvature) + state_ratio(study) + base_rates(study) + step_terms(study)
-    explained = paragraph(told) + paragraph(EXPLAINED)
+    explained = paragraph(told) + paragraph(EXPLAINED + explain_pieces(study))
     explained += paragraph(absent) if absent else ()
     return head + explained + pictures(drawn) + paragraph(verification(study)) + shown(alpha_tables(study))
+
+
+def explain_pieces(study: Study) -> str:
+    """Return a sentence on series whose loss is piecewise smooth; "" for none."""
+    runs = study.runs
+    names = list(dict.fromkeys(runs["series"][runs.get("piecewise_smooth", 0 * runs["lr"]) == 1]))
+    if not names:
+        return ""
+    return (
+        f" The loss of {join_words(names)} is piecewise smooth: the model selects by its own scores, and curvature and "
+        "α_max are the current piece’s, as if the step changed no selection."
+    )
 
 
 def state_ratio(study: Study) -> str:
@@ -243,7 +255,7 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the loss along a step with its explanation, and a table, from the run's own state if measured."""
     if not phases_and_states(study):
         return body(study, drawn)
-    along = paragraph(EXPLAINED) + drawn[NAME] if NAME in drawn else ()
+    along = paragraph(EXPLAINED + explain_pieces(study)) + drawn[NAME] if NAME in drawn else ()
     tables = alpha_tables(study)
     own = [each for each in tables if f"“{OWN_STATE}”" in each.title]
     return heading(TITLE) + along + shown((own or tables)[:1])

@@ -20,7 +20,7 @@ from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.words import count_range, join_words, lr_text, power
+from analysis.words import join_words, lr_text, power
 
 NLL_COLUMNS = 6
 
@@ -169,7 +169,7 @@ def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
     frequencies = f"frequencies {unigram.median:.3f}" if column == VALIDATION and unigram.n else ""
-    name = Cell(found.series, f"{count_range(runs['num_params'])} parameters\n{frequencies}")
+    name = Cell(found.series, f"{wording.count_parameters(runs)}\n{frequencies}")
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
         return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)

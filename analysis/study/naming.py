@@ -80,6 +80,11 @@ def _restore_axes(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
             base = next(value["value"] for value in item["values"] if not value["variant"])
             of_item = {value["variant"] for value in item["values"] if value["variant"]}
             restored.loc[restored["variant"].isin(of_item), item["part"]] = base
+        elif not item["setting"]:  # a part of the model's label, e.g. ffn=moe
+            restored["model"] = [
+                " ".join(word for word in model.split(" ") if not word.startswith(f"{item['part']}="))
+                for model in restored["model"]
+            ]
     return restored
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from analysis.study import multiples
-from analysis.study.load import Study
+from analysis.study.load import Frame, Study
 from analysis.study.naming import BLIND
 from analysis.words import count_range, join_words, lr_text, plural, value_text
 from stability.runs.recorded_words import words_of_record
@@ -83,7 +83,7 @@ def model(study: Study) -> str:
 
     E.g. ``"nano ffn=glu: 2 layers, …"``.
     """
-    known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
+    known, parameters = _part(study, "model"), count_parameters(study.runs)
     sizes, labels = varied_sizes(study), set(study.runs["model"])
     # what differs between the runs is in their series' names
     differing = {*sizes, *(["parametrization"] if len({"parametrization=" in label for label in labels}) > 1 else [])}
@@ -94,6 +94,13 @@ def model(study: Study) -> str:
     heads = f"heads {known['head_width']} wide" if known.get("head_width") else plural(known["heads"], "head")
     counts = f"{layers}, width {sizes.get('width', known['width'])}, {heads}"
     return f"{names or known['name']}: {counts}, {known['positions']} positions; {parameters}"
+
+
+def count_parameters(runs: Frame) -> str:
+    """Return the parameters of runs; with experts that a router leaves out also the active ones, as text."""
+    whole, idle = runs["num_params"], runs.get("idle_params")
+    active = "" if idle is None or not idle.any() else f", {count_range(whole - idle.fillna(0))} of them active"
+    return f"{count_range(whole)} parameters{active}"
 
 
 def varied_sizes(study: Study) -> dict[str, str]:

@@ -145,8 +145,8 @@ def _collect(study: StudyFolder) -> list[str]:
 
 
 def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of `RUNS_COLUMNS` derived from a run's spec; {} if its plugin is missing."""
-    from stability.build import sequence_state_bytes
+    """Return the columns of a study's runs derived from a run's spec; {} if its plugin is missing."""
+    from stability.build import count_idle_parameters, sequence_state_bytes
     from stability.config.parse import parse_run
 
     try:
@@ -154,12 +154,20 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     direction = Registry("objectives").load(run.objective.name).direction
+    of_few = {"idle_params": count_idle_parameters(run), "piecewise_smooth": int(_is_piecewise_smooth(run))}
     return {
         "state_bytes": sequence_state_bytes(run, direction),
         "settings": _settings(run),
         "reading": _reading(run),
         "blind_to_order": int(_is_blind_to_order(run, direction)),
+        **{name: value for name, value in of_few.items() if value},
     }
+
+
+def _is_piecewise_smooth(run: RunSpec) -> bool:
+    """Return whether a part of a run's model selects by its own scores, so that its loss is smooth in pieces."""
+    mechanism = Registry("mechanisms").load(run.mechanism.name)
+    return mechanism.is_piecewise_smooth(run.mechanism.settings) or Registry("ffns").load(run.ffn.name).piecewise_smooth
 
 
 def _is_blind_to_order(run: RunSpec, direction: str) -> bool:

@@ -2,7 +2,7 @@
 
 ``ablate.sc.window=[2,4,8]`` gives the base and one variant for each other value. Settings of model, schedule and
 objective vary in the same way (``ablate.model.logit_softcap=[30]``), and some fields by themselves
-(``ablate.clip_norm=[null]``, ``ablate.optimizer=[stable_adamw]``).
+(``ablate.clip_norm=[null]``, ``ablate.optimizer=[stable_adamw]``, ``ablate.ffn=[moe]``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from stability.registry import near_misses
 
 Build = Callable[[Any], Any]
 OF_RECIPE = ("model", "schedule", "objective")  # groups of settings common to all runs
-ALONE = ("optimizer", "norm", "clip_norm", "batch")  # fields whose own values vary
+SINGLE = {"ffn": "ffns", "position": "positions"}  # a run's single parts, of which a sweep chooses one, by family
+ALONE = ("optimizer", "norm", *SINGLE, "clip_norm", "batch")  # fields whose own values vary
 SIZES = ("model.width", "model.layers")  # the ones with which heads, warm-up and parametrization change: see `scale`
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from stability.config.ablation import ALONE, OF_RECIPE, Ablation, Build, Variant
+from stability.config.ablation import ALONE, OF_RECIPE, SINGLE, Ablation, Build, Variant
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, check_numbers, validate
 from stability.config.cross import CrossOfEach, parse_cross
@@ -73,7 +73,7 @@ class SweepSpec(AbstractRecipe):
         default={},
         validate_default=True,
         description="settings that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8], "
-        "ablate.clip_norm=[null] or ablate.optimizer=[stable_adamw]",
+        "ablate.clip_norm=[null], ablate.optimizer=[stable_adamw] or ablate.ffn=[moe]",
     )
     vary: Annotated[tuple[ScaleAxis, ...], BeforeValidator(lambda axes: axes or ())] = Field(
         default={},
@@ -205,16 +205,17 @@ class SweepSpec(AbstractRecipe):
             yield item.part, getattr(self, item.part)[0], partial(part, AXES[item.part])
         elif item.part == "objective":
             yield item.part, self.objective, partial(part, "objectives")
+        elif item.part in SINGLE:
+            yield item.part, getattr(self, item.part), partial(part, SINGLE[item.part])
         elif item.part in OF_RECIPE:
             base = getattr(self, item.part)
             yield item.part, base, partial(validate, type(base), path=item.part)
         elif item.part in ALONE:
             yield item.part, getattr(self, item.part), partial(self._check_field, item.part)
         else:
-            for axis, family in AXES.items():
-                yield from (
-                    (axis, base, partial(part, family)) for base in getattr(self, axis) if base.name == item.part
-                )
+            for axis, family in (AXES | SINGLE).items():
+                held = getattr(self, axis) if axis in AXES else (getattr(self, axis),)
+                yield from ((axis, base, partial(part, family)) for base in held if base.name == item.part)
 
     def _check_field(self, name: str, value: Any) -> Any:
         """Return a field's value; ValueError with one line if it is invalid."""
@@ -308,7 +309,7 @@ class SweepSpec(AbstractRecipe):
         yield "", base
         yield from ((f"precision={name}", base | {"precision": name}) for name in others)
         for item, axis, variants in self.ablations():
-            if axis == item.part or base[axis].name == item.part:
+            if axis not in AXES or axis == item.part or base[axis].name == item.part:
                 yield from ((variant.label, base | {axis: variant.part}) for variant in variants if variant.label)
 
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:

@@ -22,6 +22,8 @@ class AbstractFeedForward(OwnInit):
         activated: name of the linear map whose output enters ``activation``, for the share of dead units
             (``log.activations``); None: unknown.
         has_loss: whether `forward` returns a `WithLoss`.
+        num_idle: number of parameters that a position does not meet.
+        piecewise_smooth: True if the network selects parts of itself by its own scores, as of a mechanism.
         hidden_dropout: dropout rate of the hidden layer in training mode, set by the model after construction
             (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
     """
@@ -30,6 +32,8 @@ class AbstractFeedForward(OwnInit):
     Config: ClassVar[type[Settings]]
     activated: ClassVar[str | None] = None
     has_loss: ClassVar[bool] = False
+    num_idle: int = 0
+    piecewise_smooth: ClassVar[bool] = False
     hidden_dropout: float = 0.0
 
     @classmethod
@@ -40,6 +44,13 @@ class AbstractFeedForward(OwnInit):
         """Return the hidden layer with dropout in training mode."""
         share = self.hidden_dropout
         return nn.functional.dropout(hidden_BNH, share, self.training) if share else hidden_BNH
+
+    def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        """Return the smallest gap between a selecting score and its switching value, a scalar.
+
+        It is inf if nothing can change. Only for `piecewise_smooth` networks.
+        """
+        raise NotImplementedError
 
     def forward(self, x_BND: Tensor) -> Any:
         """Return (B, N, D), or a `WithLoss` around it for a network with its own loss (a router's).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -48,6 +49,7 @@ class MixtureOfExperts(AbstractFeedForward):
     """
 
     has_loss = True
+    piecewise_smooth = True
 
     class Config(Settings):
         """Settings of the experts, their router and its losses."""
@@ -90,13 +92,18 @@ class MixtureOfExperts(AbstractFeedForward):
         self.experts = nn.ModuleList(kind.build(settings, width, own) for _ in range(config.experts))
         self.shared = nn.ModuleList(kind.build(settings, width, own) for _ in range(config.shared))
         self.router = Router(width, config.experts, bias=False)
-        self.is_dense = sum(each.numel() for each in self.experts.parameters()) <= MOST_DENSE
-
-    @property
-    def num_idle(self) -> int:
-        """Number of parameters that a position does not meet."""
         of_experts = sum(each.numel() for each in self.experts.parameters())
-        return of_experts // self.config.experts * (self.config.experts - self.config.top_k)
+        self.is_dense = of_experts <= MOST_DENSE
+        self.num_idle = of_experts // config.experts * (config.experts - config.top_k)
+
+    def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        """Return the smallest gap of a valid position between its last chosen logit and the next one; inf if none."""
+        top_k = self.config.top_k
+        if top_k == self.config.experts:
+            return x_BND.new_full((), math.inf)
+        best_BNK = self.router(x_BND).topk(top_k + 1, -1).values
+        gap_BN = best_BNK[..., top_k - 1] - best_BNK[..., top_k]
+        return (gap_BN if mask_BN is None else gap_BN.masked_fill(~mask_BN, math.inf)).amin()
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> WithLoss:
         r_BNE = self.router(x_BND)

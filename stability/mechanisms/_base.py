@@ -201,6 +201,11 @@ class AbstractMechanism(KernelUser, OwnInit):
         return False
 
     @classmethod
+    def is_piecewise_smooth(cls, config: Any) -> bool:
+        """Return whether the mechanism, or one it is made of, is `piecewise_smooth`."""
+        return cls.piecewise_smooth
+
+    @classmethod
     def reading(cls, config: Any) -> str:
         """Return the chosen reading of the paper's formula, and why, for a report's first page.
 

@@ -139,6 +139,10 @@ class Mix(AbstractMechanism):
         return all(load(item.name).blind_to_order(item.settings) for item in config.parts)
 
     @classmethod
+    def is_piecewise_smooth(cls, config: Any) -> bool:
+        return any(load(item.name).is_piecewise_smooth(item.settings) for item in config.parts)
+
+    @classmethod
     def reading(cls, config: Any) -> str:
         parts = {item.name: load(item.name).reading(item.settings) for item in config.parts}
         return "; ".join(f"its {name} {reading}" for name, reading in parts.items() if reading)

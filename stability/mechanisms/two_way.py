@@ -105,6 +105,10 @@ class TwoWay(AbstractMechanism):
         return config.weights == "shared"
 
     @classmethod
+    def is_piecewise_smooth(cls, config: Any) -> bool:
+        return load(config.of.name).is_piecewise_smooth(config.of.settings)
+
+    @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return load(config.of.name).needs_edges(config.of.settings)
 

@@ -199,8 +199,13 @@ OPTIONAL = {
 
 # By table: prefixes of an objective's own numeric columns: further validation scores, components of the NLL, their
 # frequency baselines, components of an oracle's NLL. For recorded steps, columns of some optimizers: `rate_found`, the
-# learning rate found by the optimizer itself, times the run's.
-OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",), "curvature": ("rate_",)}
+# learning rate found by the optimizer itself, times the run's. For runs, columns of some parts: `idle_params`, parameters
+# that a position does not meet; `piecewise_smooth`, 1 if the model selects by scores of its own.
+OWN_PREFIXES = {
+    "runs": ("val_", "unigram_nll_", "gen_nll_", "idle_", "piecewise_"),
+    "generation": ("nll_",),
+    "curvature": ("rate_",),
+}
 
 
 def own_columns(table: str, names: list[str]) -> list[str]:

@@ -337,6 +337,22 @@ def test_a_variant_of_another_optimizer_or_of_a_field_is_named_by_its_label_and_
     }, "only what is named differs"
 
 
+@pytest.mark.parametrize("base", ["glu", "mlp"])
+def test_a_variant_of_another_feed_forward_network_is_named_by_its_label_alone(tmp_path, base):
+    """The runs of `ffn=glu ablate.ffn=[moe]`, or of the usual mlp, whose model names it not."""
+    models = {"": "nano linear=bitnet" if base == "mlp" else f"nano ffn={base} linear=bitnet"}
+    models["ffn=moe"] = "nano ffn=moe linear=bitnet"
+    settings = [{"variant": variant, "model": model} for variant, model in models.items()]
+    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=3, settings=settings)
+    values = [{"value": base, "variant": ""}, {"value": "moe", "variant": "ffn=moe"}]
+    told = json.loads((path / "study.json").read_text())
+    ablated = [{"axis": "ffn", "part": "ffn", "setting": "", "values": values}]
+    (path / "study.json").write_text(json.dumps(told | {"ablations": ablated}))
+    study = load(path)
+    assert list(study.series) == ["sa", "sa ffn=moe"] and set(study.runs["base"]) == {"sa"}
+    assert set(study.of("sa ffn=moe")["model"]) == {models["ffn=moe"]}, "the table of runs keeps what was trained"
+
+
 def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_leave_the_bases_best_nll(
     tmp_path, monkeypatch
 ):

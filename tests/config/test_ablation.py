@@ -83,9 +83,13 @@ def test_settings_of_the_recipe_and_whole_fields_vary_one_at_a_time_for_every_me
         "batch=4": ("ablate.batch=[4]", "batch=4"),
         "optimizer=stable_adamw": ("ablate.optimizer=[adamw,stable_adamw]", "optimizer=stable_adamw"),
         "norm=rmsnorm": ("ablate.norm=[rmsnorm]", "norm=rmsnorm"),
+        "ffn=moe": ("ablate.ffn=[moe]", "ffn=moe"),
+        "mlp.bias=false": ("ablate.mlp.bias=[false]", "ffn.bias=false"),
+        "position=learned": ("ablate.position=[none,learned]", "position=learned"),
+        "position=none": ("ablate.position=[none,learned]", "position=none"),
     }
     base = ("mechanism=sa", "lr=1e-3", "seeds=1")
-    points = read_spec("sweep", [*base, *(word for word, _ in varied.values())]).points("data")
+    points = read_spec("sweep", [*base, *dict.fromkeys(word for word, _ in varied.values())]).points("data")
     assert {label: run_id(run) for label, run in points} == {
         label: run_id(read_spec("sweep", [*base, *words]).expand("data")[0])
         for label, words in {"": (), **{label: (word,) for label, (_, word) in varied.items()}}.items()
@@ -142,7 +146,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         (["ablate.scc.window=[1]"], r"ablate\.scc: no such part; did you mean 'sc'\?"),
         (
             ["ablate.sw.window=[1]"],
-            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw, layernorm, standard\)",
+            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw, layernorm, standard, mlp, rope\)",
         ),
         (["ablate.sc.window=[4,4.0]"], r"ablate\.sc\.window=\[4,4\]: 4 is listed twice; give each value once"),
         (["ablate.sc.window=[2,2]"], r"2 is listed twice"),
@@ -172,6 +176,12 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
             ["ablate.optimizer.beta2=[0.9]"],
             r"optimizer varies as a whole, ablate\.optimizer=\[…\]; its settings: ablate\.adamw\.beta2=\[…\]$",
         ),
+        (
+            ["ablate.ffn.bias=[false]"],
+            r"ffn varies as a whole, ablate\.ffn=\[…\]; its settings: ablate\.mlp\.bias=\[…\]$",
+        ),
+        (["ablate.ffn=[mop]"], r"ablate\.ffn: no ffn called 'mop'; did you mean 'moe'\?"),
+        (["ablate.glu.bias=[true]"], r"ablate\.glu\.bias: glu is not among what this sweep selects"),
         (["ablate.optimizer=[adam]"], r"ablate\.optimizer: no optimizer called 'adam'; did you mean 'radam'\?"),
         (
             ["optimizer=[adamw,sgd]", "ablate.optimizer=[lion]"],

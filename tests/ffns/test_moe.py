@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stability.build import build_model, build_objective
 from stability.ffns import build
 from stability.ffns.moe import MixtureOfExperts
 from stability.models.precision import computing_in
 from stability.optimizers import kinds
+from tests.mechanisms.checks import check_second_derivatives
 from tests.reading import read_spec
 
 WIDTH, HIDDEN, EXPERTS = 8, 12, 5
 NO_LOSS = {"balance": 0.0, "z_loss": 0.0}
 
 
-def mixture(*, scale: float = 1.0, **settings: Any) -> MixtureOfExperts:
+def mixture(*, scale: float = 1.0, width: int = WIDTH, **settings: Any) -> MixtureOfExperts:
     torch.manual_seed(3)
-    ffn = build("moe", width=WIDTH, **{"experts": EXPERTS, "multiple": HIDDEN / WIDTH} | settings).double()
+    ffn = build("moe", width=width, **{"experts": EXPERTS, "multiple": HIDDEN / WIDTH} | settings).double()
     with torch.no_grad():
         ffn.router.weight.mul_(scale)
     return ffn
@@ -170,6 +171,40 @@ def test_the_experts_have_draws_of_their_own_and_as_many_active_weights_as_one_n
     whole, router = (sum(each.numel() for each in module.parameters()) for module in (ffn, ffn.router))
     assert whole - ffn.num_idle - router == sum(each.numel() for each in plain.parameters())
     assert whole - router == 2 * (whole - ffn.num_idle - router)
+
+
+def test_the_margin_is_the_least_change_of_a_logit_that_changes_the_choice():
+    ffn, x_BND = mixture(), inputs()
+    margin, chosen_BNE = float(ffn.margin(x_BND)), ffn.choose(r_BNE := ffn.router(x_BND))
+    assert 0 < margin < 1
+    for share, changes in ((0.999, False), (1.001, True)):
+        moved = [r_BNE + share * margin * torch.eye(EXPERTS, dtype=r_BNE.dtype)[index] for index in range(EXPERTS)]
+        assert any(not torch.equal(ffn.choose(each), chosen_BNE) for each in moved) == changes
+    assert math.isinf(mixture(top_k=EXPERTS).margin(x_BND))
+    near_BND = inputs()
+    near_BND[1, 2] = 0.0  # all logits equal, at a position that is padding
+    mask_BN = torch.ones(3, 7, dtype=torch.bool)
+    mask_BN[1, 2] = False
+    assert float(ffn.margin(near_BND)) == 0 < margin <= float(ffn.margin(near_BND, mask_BN=mask_BN))
+
+
+class WithItsLoss(nn.Module):
+    """A mixture with its loss added to the output, in the form that the checks of mechanisms take."""
+
+    piecewise_smooth = MixtureOfExperts.piecewise_smooth
+
+    def __init__(self, ffn: MixtureOfExperts):
+        super().__init__()
+        self.ffn, self.margin = ffn, ffn.margin
+
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None = None) -> Tensor:
+        found = self.ffn(x_BND, mask_BN=mask_BN)
+        return found.output + found.loss_B[:, None, None]
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 1, "normalise": False, "shared": 1}])
+def test_second_derivatives_are_those_of_the_piece(settings):
+    check_second_derivatives(WithItsLoss(mixture(width=16, balance=0.3, z_loss=0.2, **settings)))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -82,6 +82,24 @@ def test_a_study_records_which_reading_of_its_formula_a_mechanism_computes(lab, 
     assert row["reading"].startswith(begins) and bool(row["reading"]) == bool(begins)
 
 
+@pytest.mark.parametrize(
+    ("changes", "piecewise", "idle"),
+    [
+        ({}, None, None),
+        ({"mechanism": {"name": "mix", "pattern": ["sa", "sparsek"]}, "objective": {"name": "mlm"}}, 1, None),
+        ({"mechanism": {"name": "two_way", "of": "nsa"}, "objective": {"name": "mlm"}}, 1, None),
+        # two layers, six of eight experts of three maps between 16 and round(16 · 4 · ⅔ / 2) = 21
+        ({"ffn": {"name": "moe"}}, 1, 2 * 6 * 3 * 16 * 21),
+        ({"ffn": {"name": "moe", "experts": 2}}, 1, None),
+    ],
+)
+def test_a_study_records_which_losses_are_piecewise_smooth_and_the_parameters_that_a_position_does_not_meet(
+    lab, changes, piecewise, idle
+):
+    _, row = listed(lab, **changes)
+    assert (row.get("piecewise_smooth"), row.get("idle_params")) == (piecewise, idle)
+
+
 def test_a_run_of_a_plugin_that_is_gone_is_listed_without_them(lab):
     directory, _ = listed(lab, mechanism={"name": "sc", "rope": "absolute"})
     spec = json.loads(directory.spec_file.read_text())

@@ -338,3 +338,31 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused(monkeypatch):
     monkeypatch.setattr(Optimizer, "elementwise", False)
     with pytest.raises(ValueError, match="optimizer=sgd needs whole tensors"):
         read_spec("sweep", words)
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_two_devices_have_the_gradient_of_the_whole_batch_of_a_mixture_of_experts(lab, tmp_path, is_sharded):
+    """One step of plain descent at rate 1 moves the weights by the gradient, router and losses included."""
+    spec = lab.spec(
+        ffn={"name": "moe", "experts": 4, "balance": 0.5, "z_loss": 0.1},
+        optimizer={"name": "sgd", "momentum": 0.0},
+        batch=6,
+        microbatch=3,
+        steps=1,
+        lr_peak=1.0,
+        clip_norm=None,
+    )
+    corpus = load(lab.cache, spec.data_fingerprint)
+    objective, model = build_objective(spec, corpus.vocab_size), build_model(spec, corpus.vocab_size).double()
+    batch = training_examples(spec, corpus, objective, "train", 1, seed=spec.seed, batch=6)
+    total = objective.training_loss(model, batch).total / objective.count(batch, torch.float64)
+    gradients = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(total, [*model.parameters()]), strict=True)
+    )
+    directory = RunDirectory(tmp_path, lab.directory(spec).run_id)
+    for _ in train(spec, directory, cache_dir=lab.cache, device="cpu", devices=2, shard=is_sharded):
+        pass
+    moved = weights(directory)
+    assert max(gradient.abs().max() for name, gradient in gradients.items() if "router" in name) > 1e-3
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value - moved[name].double(), gradients[name], rtol=0, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stability.config.ablation import ALONE, OF_RECIPE, value_text
+from stability.config.ablation import ALONE, OF_RECIPE, SINGLE, value_text
 from stability.config.base import AXES
 from stability.config.scale import STANDARD, check_fields, require_base
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 def ablated_parts_are_swept(sweep: SweepSpec) -> None:
     """Refuse an ablation of a part not selected exactly once, and invalid variants."""
     names = [item.name for axis in AXES for item in getattr(sweep, axis)]
-    known = [name for family in AXES.values() for name in Registry(family).names()]
+    names += [getattr(sweep, field).name for field in SINGLE]
+    known = [name for family in (*AXES.values(), *SINGLE.values()) for name in Registry(family).names()]
     for ablation in sweep.ablate:
         if ablation.part in AXES and len(getattr(sweep, ablation.part)) > 1:
             raise ValueError(
                 f"{ablation.path}: this sweep selects several already; add the others to {ablation.part}=[…]"
             )
         if ablation.part in ALONE and ablation.setting:
-            named = next((item.name for item in getattr(sweep, ablation.part)), "") if ablation.part in AXES else ""
+            held = getattr(sweep, ablation.part)
+            named = held[0].name if ablation.part in AXES else getattr(held, "name", "")
             advice = f"; its settings: ablate.{named}.{ablation.setting}=[…]" if named else ""
             raise ValueError(f"{ablation.path}: {ablation.part} varies as a whole, ablate.{ablation.part}=[…]{advice}")
         if ablation.part in (*OF_RECIPE, *ALONE):

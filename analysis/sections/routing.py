@@ -1,0 +1,117 @@
+"""Show how the routing of experts depends on the learning rate: load, lost experts, entropy, beside the loss."""
+
+from __future__ import annotations
+
+import math
+
+from matplotlib.figure import Figure
+
+from analysis.claims.routing import collapse_claim
+from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.logit_growth import LATE_ROWS
+from analysis.numbers.routing import LOAD, LOG, read_routing
+from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.study.load import Column, Frame, Study
+from analysis.words import lr_text, plural
+
+TITLE, NAME = "Does routing collapse before the loss does?", "routing"
+PANELS = {
+    LOAD: "load of the busiest expert over the mean",
+    "dead_experts": "experts without a position",
+    "router_entropy": "router’s entropy (nats)",
+}
+WORST = f"in the worst layer, at the end of training (median of the last {LATE_ROWS} logged steps)"
+CAPTION = (
+    f"Routing {WORST} against learning rate. Points: seeds; line: their median. Dotted: the upper edge of the stable "
+    "window, beyond which the loss is lost."
+)
+
+
+def applies(study: Study) -> bool:
+    logged = study.signals.get(LOG)
+    return is_of_rates(study) and logged is not None and LOAD in logged and bool(logged[LOAD].notna().any())
+
+
+def list_series(study: Study) -> list[str]:
+    known = set(read_routing(study)["series"])
+    return [name for name in study.series if name in known]
+
+
+def table(study: Study) -> Table:
+    """Return one row per series and rate: the late routing, the NLL, and the steps of collapse and of the break."""
+    runs, rows = read_routing(study), []
+    for series in list_series(study):
+        nlls = median_line(outcomes(study, series, VALIDATION))
+        for lr, own in runs[runs["series"] == series].groupby("lr"):
+            late = own[list(PANELS)].median()
+            nll = float(nlls.get(lr, math.nan))
+            rows.append((
+                Cell(series),
+                Cell(lr_text(float(lr))),
+                Cell("diverged" if math.isinf(nll) else f"{nll:.3f}"),
+                Cell(f"{late[LOAD]:.2f}"),
+                Cell(f"{late['dead_experts']:.0f}"),
+                Cell(f"{late['router_entropy']:.2f}"),
+                _step_cell(own["collapse"]),
+                _step_cell(own["onset"]),
+            ))  # fmt: skip
+    caption = (
+        f"Routing {WORST}; medians over seeds. Collapsed from: the first logged step from which an expert of some "
+        "layer stays without a position of the logged microbatch, median over the seeds that have one; below it their "
+        "number. Loss breaks at: the onset of a spike or divergence, likewise."
+    )
+    header = ("mechanism", "LR", "NLL", "busiest", "lost", "entropy", "collapsed from", "loss breaks at")
+    return Table("Routing by learning rate", caption, header, tuple(rows))
+
+
+def _step_cell(steps: Column) -> Cell:
+    known = steps.dropna()
+    return Cell(f"{known.median():.0f}", f"{len(known)} of {plural(len(steps), 'seed')}") if len(known) else Cell("--")
+
+
+def sentences(study: Study) -> list[str]:
+    """Return one verdict per series with a router, and the meaning of collapse."""
+    rule = "Collapsed: an expert of some layer has no position at the end of training."
+    return [*(collapse_claim(study, series).text for series in list_series(study)), rule]
+
+
+def figures(study: Study) -> Figures:
+    return {NAME: Captioned(_draw(study), CAPTION)}
+
+
+def _draw(study: Study) -> Figure:
+    figure, styles, runs = Figure(figsize=(WIDTH_INCHES, 2.6), layout="constrained"), looks(study), read_routing(study)
+    axes, names = figure.subplots(1, len(PANELS)), list_series(study)
+    for ax, (column, title) in zip(axes, PANELS.items(), strict=True):
+        for series in names:
+            look, window = styles[series], windows(study)[series].median
+            own = runs[runs["series"] == series]
+            _draw_line(ax, own, column, look)
+            if window is not None and not window.open_high:
+                ax.axvline(window.high.lr, color=look.color, linewidth=0.9, linestyle=":")
+        lr_axis(ax, runs["lr"], most=4)
+        ax.set_title(title, fontsize=7.5)
+        ax.set_xlabel("learning rate")
+    mechanism_legend(figure, {name: styles[name] for name in names})
+    return figure
+
+
+def _draw_line(ax, runs: Frame, column: str, look) -> None:
+    line = runs.groupby("lr")[column].median().dropna()
+    ax.plot(line.index, line.to_numpy(), color=look.color, linestyle=look.dashes, linewidth=1.2)
+    dots(ax, runs["lr"], runs[column], look.marker, look.color, 3)
+
+
+def tables(study: Study) -> list[Table | str]:
+    return [table(study), *sentences(study)]
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
+
+
+SECTION = Section(body, applies, figures, make_printer(tables), body)
