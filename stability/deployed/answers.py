@@ -63,8 +63,8 @@ class Answerer:
         run, samplers = self.deployed.spec, self.objective.samplers
         if num_context_of(run.objective):
             raise ValueError(
-                f"the model reads a context beside its text (objective.context of run {self.deployed.manifest['run']}), "
-                "which infer does not give"
+                "the model reads a context beside its text (objective.context of run "
+                f"{self.deployed.manifest['run']}), which infer does not give"
             )
         kind = self.deployed.tokens.kind
         if kind == CLASSES:
@@ -213,7 +213,9 @@ class Answerer:
             probs_V = examples.logits(self.model)[0, 0].float().softmax(-1)
         found = probs_V.topk(min(self.spec.top, len(probs_V)))
         names = self.deployed.tokens.classes
-        top = [(names[number], value) for value, number in zip(found.values.tolist(), found.indices.tolist(), strict=True)]
+        top = [
+            (names[number], value) for value, number in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+        ]
         return {"image": image, "label": top[0][0], "probability": top[0][1], "top": top}
 
 

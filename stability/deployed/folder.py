@@ -133,9 +133,7 @@ def write_files(
     (folder / MODEL).write_bytes(save(stored))  # not `save_file`, whose files only their owner may read
     (folder / SPEC).write_text(json.dumps(_without_folders(spec), indent=2, sort_keys=True), encoding="utf-8")
     (folder / TOKENS).write_text(Tokens.of_run(spec, corpus).to_json(), encoding="utf-8")
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in FILES
-    }
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in FILES}
     manifest = {
         "version": VERSION,
         **choices._asdict(),
