@@ -178,7 +178,7 @@ def test_a_damaged_folder_is_refused(trained, tmp_path, entered):
         load(tmp_path / "out")
 
 
-def test_the_folder_names_no_place_of_the_data_and_answers_without_the_run(trained, tmp_path, entered):
+def test_the_folder_names_no_place_of_the_data_and_answers_without_the_run(trained, tmp_path, entered, fresh_processes):
     """In a process of its own, with the folder alone in another place."""
     lab, runs = trained
     deployed(entered, runs["ar"], tmp_path / "out", "format=int8")

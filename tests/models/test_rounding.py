@@ -59,18 +59,22 @@ def test_a_row_of_zeros_stays_and_halves_go_to_even():
     assert round_matrix(weight, 8).restore().tolist() == [[0.0, 0.0, 0.0], [127.0, 2.0, 4.0]]
 
 
-def test_torchao_rounds_the_same_way():
-    """Scales and codes of its symmetric int8 weights, one scale a row."""
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    weight = weights(64, 256)
-    linear = torch.nn.Linear(256, 64, bias=False)
-    linear.weight.data.copy_(weight)
-    quantization.quantize_(linear, quantization.Int8WeightOnlyConfig())
-    theirs, ours = linear.weight.dequantize(), round_matrix(weight, 8)
-    steps = ours.scales_OG
-    same = (theirs - ours.restore()).abs() <= 1e-6 * steps * 127
-    assert float(same.float().mean()) > 0.999
-    assert bool(((theirs - ours.restore()).abs() <= 1.001 * steps).all())  # the others: a tie of float32
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", [None, 64])
+def test_torchao_rounds_the_same_way(bits, group):
+    """Its primitives over the same codes; its ready-made `Int8WeightOnlyConfig` takes −128 … 127 and max |w| / 127.5."""
+    primitives = pytest.importorskip("torchao.quantization.quant_primitives", reason="torchao is not installed")
+    weight, most = weights(64, 256), 2 ** (bits - 1) - 1
+    block, codes = (1, group or 256), {"quant_min": -most, "quant_max": most}
+    scale, zero = primitives.choose_qparams_affine(
+        weight, primitives.MappingType.SYMMETRIC, block, torch.int8, **codes, eps=1e-12, scale_dtype=torch.float32
+    )
+    theirs = primitives.quantize_affine(weight, block, scale, zero, torch.int8, **codes)
+    ours = round_matrix(weight, bits, group)
+    torch.testing.assert_close(ours.scales_OG, scale.reshape(64, -1), rtol=2.0**-22, atol=0)
+    apart = (theirs.int() - ours.codes_OI.int()).abs()
+    # it multiplies by 1 / s, we divide by s: a weight within rounding of a half may go the other way
+    assert int(apart.max()) <= 1 and float((apart > 0).float().mean()) < 1e-3
 
 
 def test_matrices_are_those_of_mixers_and_feed_forward_networks(lab: Lab):
