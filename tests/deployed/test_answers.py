@@ -56,7 +56,7 @@ def placed(tmp_path, entered):
 
     def place(run):
         out = tmp_path / run.run_id
-        done = entered("stability.deploy", f"ckpt={run.path}", "format=fp32", f"out={out}")
+        done = entered("stability.deploy", f"ckpt={run.path}", "format=fp32", f"out={out}", "overwrite=true")
         assert done.returncode == 0, done.stderr
         return out
 
