@@ -112,7 +112,7 @@ def record_branches(model: Backbone, examples: Examples) -> dict[tuple[int, str]
 
 @contextmanager
 def _rounded(matrices: dict[str, nn.Linear], bits: int, group: int | None) -> Iterator[None]:
-    """Hold rounded weights in the matrices while open."""
+    """Replace the matrices' weights by rounded ones while open."""
     kept = {name: each.weight.detach().clone() for name, each in matrices.items()}
     try:
         for each in matrices.values():
