@@ -1,8 +1,9 @@
 """Compute how rounding to few bits changes the NLL, by learning rate and before and after a schedule's decay.
 
 The runs are those of `stability.probe what=quantization`. Only runs that learned enter a comparison: a run that
-diverged has no checkpoint, and one that plateaued has little to lose. Logarithms need positive changes: at bits whose
-rounding changes the NLL by less than its scatter, some are negative, and nothing is compared.
+diverged has no checkpoint, and one that lost half of what the best rate learned has little to lose. Logarithms need
+positive changes: at bits whose rounding changes the NLL by less than its scatter, some are negative, and nothing is
+compared.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.numbers.windows import windows
+from analysis.numbers.windows import HALF, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 
@@ -70,7 +71,7 @@ def count_lost(study: Study, series: str) -> tuple[int, int]:
 def compare_rates(study: Study, series: str, bits: int) -> Compared:
     """Return by seed the slope of log10 of the NLL's change against log10 of the learning rate.
 
-    −1: a rate ten times as large has a tenth of the change. Rates at which every seed's run learned.
+    −1: a rate ten times as large has a tenth of the change. Rates at which every seed's run kept half of the learning.
 
     Args:
         study: the study.
@@ -120,12 +121,18 @@ def compare_decay(study: Study, series: str, bits: int) -> Compared:
 
 
 def _tabulate(study: Study, series: str, bits: int, phase: str) -> Frame:
-    """Return the NLL's change by learning rate (rows) and seed, at rates where all seeds learned."""
+    """Return the NLL's change by learning rate (rows) and seed, at rates where all seeds kept half of the learning."""
     rows = read_rows(study)
     rows = rows[(rows["series"] == series) & (rows["bits"] == bits) & (rows["phase"] == phase)]
-    rows = rows[rows["status"].isin(LEARNED)]
+    rows = rows[rows["status"].isin(LEARNED) & (rows["val_nll"] <= _learned_limit(study, series))]
     table = rows.pivot_table(index="run_lr", columns="seed", values="difference", aggfunc="first")
     return table.reindex(columns=sorted(set(study.of(series)["seed"]))).dropna()
+
+
+def _learned_limit(study: Study, series: str) -> float:
+    """Return the NLL at which half of what a series' best rate learned beyond the token frequencies is lost."""
+    best, unigram = windows(study)[series].median, study.of(series)["unigram_nll"].median()
+    return math.inf if best is None or not unigram > best.best_nll else best.best_nll + HALF * (unigram - best.best_nll)
 
 
 def _explain(table: Frame, fewest: int) -> str:

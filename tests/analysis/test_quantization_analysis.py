@@ -129,3 +129,11 @@ def test_the_report_shows_verdicts_figure_and_table(tmp_path, drawn):
     text = " ".join("".join(page.extract_text() for page in pages).split())
     for words in ("Weights in few bits", "ΔNLL with rounded weights", "sa, 2 bits: a larger learning rate"):
         assert words in text
+
+
+def test_rates_that_lost_half_of_the_learning_enter_no_slope(tmp_path):
+    """Token frequencies have 3.2, the best rate 2.8: above 3.0 a run has little to lose."""
+    study = load(study_with(tmp_path, nll=lambda mechanism, lr, seed: 2.8 if lr < 5e-3 else 2.99 + 0.02 * (seed == 2)))
+    assert compare_rates(study, "sa", 2).rates == LRS[:3]
+    kept = load(study_with(tmp_path / "kept", nll=lambda mechanism, lr, seed: 2.8 if lr < 5e-3 else 2.99))
+    assert compare_rates(kept, "sa", 2).rates == LRS
