@@ -62,10 +62,10 @@ def list_bits(study: Study) -> list[int]:
     return sorted({int(bits) for bits in study.probes[NAME]["bits"]}, reverse=True)
 
 
-def count_lost(study: Study, series: str) -> tuple[int, int]:
-    """Return the number of a series' runs that diverged, and of all."""
-    runs = study.of(series)
-    return int((runs["status"] == "diverged").sum()), len(runs)
+def count_lost(study: Study, series: str) -> dict[str, int]:
+    """Return the numbers of a series' runs that diverged or plateaued, without zeros."""
+    counts = study.of(series)["status"].value_counts()
+    return {status: int(counts[status]) for status in ("diverged", "plateaued") if status in counts}
 
 
 def compare_rates(study: Study, series: str, bits: int) -> Compared:

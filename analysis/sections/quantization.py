@@ -25,7 +25,7 @@ from analysis.measures import (
     rows_of_run,
     three_digits,
 )
-from analysis.numbers.quantization import BEFORE, LAYERS, NAME, TERMINAL, count_lost, list_bits
+from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
 from analysis.numbers.spread import INTERVAL_RULE, POSITIVE, REAL
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study import wording
@@ -48,7 +48,7 @@ BEFORE_LINE = "Dotted: median at the last checkpoint before the rate decays. "
 
 
 def _signed(nats: float) -> str:
-    return f"{nats:+.4f}" if abs(nats) < 1 else f"{nats:+.2f}"
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
 
 
 def applies(study: Study) -> bool:
@@ -101,7 +101,7 @@ def _gap_table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         )
         for each in bits
     ]
-    share = f"{100 * rows['share'].min():.0f} to {100 * rows['share'].max():.0f}"
+    share = " to ".join(dict.fromkeys(f"{100 * rows['share'].agg(end):.0f}" for end in ("min", "max")))
     caption = (
         f"{words.unit.capitalize()} on the run's {rows['sequences'].max():,.0f} held-out examples, and the change "
         f"with rounded weights, {scale}. {ROUNDED} They are {share} % of the parameters of mixers and feed-forward "
@@ -159,12 +159,15 @@ def figures(study: Study) -> Figures:
     """Draw ``quantization``: a panel a number of bits; {} for a single learning rate."""
     if not applies(study) or study.runs["lr"].nunique() < 2:
         return {}
-    rows = study.probed(NAME)
-    rows = rows[rows["group"] == rows["group"].min()]
+    rows = read_rows(study, int(study.probes[NAME]["group"].min()))
+    rows = rows[rows["status"].isin(LEARNED)]
     before = BEFORE_LINE if (rows["phase"] == BEFORE).any() else ""
-    counted = [(series, *count_lost(study, series)) for series in study.series]
-    lost = [f"{diverged} of {number} of {series}" for series, diverged, number in counted if diverged]
-    told = f"Runs that diverged and have no point: {join_words(lost)}." if lost else "No run diverged."
+    lost = [
+        f"{number} {status} of {len(study.of(series))} of {series}"
+        for series in study.series
+        for status, number in count_lost(study, series).items()
+    ]
+    told = f"Runs without a point: {join_words(lost)}." if lost else "No run diverged or plateaued."
     return {NAME: Captioned(_draw(study, rows), CAPTION.format(before=before, lost=told))}
 
 

@@ -104,8 +104,8 @@ def test_diverged_and_plateaued_runs_enter_no_slope_and_are_counted(tmp_path):
 
     study = load(study_with(tmp_path, nll=nll))
     assert compare_rates(study, "sa", 2).rates == LRS[:3] and compare_rates(study, "sw", 2).rates == LRS
-    assert count_lost(study, "sa") == (1, 12)
-    assert "Runs that diverged and have no point: 1 of 12 of sa." in figures(study)["quantization"].caption
+    assert count_lost(study, "sa") == {"diverged": 1} and count_lost(study, "sw") == {}
+    assert "Runs without a point: 1 diverged of 12 of sa." in figures(study)["quantization"].caption
 
 
 def test_without_checkpoints_before_a_decay_there_is_no_claim_about_it(tmp_path):
