@@ -18,7 +18,7 @@ FILES = {
     file: file.read_text("utf-8") for each in (*FOLDERS, "kernels") for file in sorted((ROOT / each).rglob("*.py"))
 }
 VERBS = """
-    Add Adjust Append Ask Attend Begin Bracket Bring Build Call Cancel Carry Change Check Choose Claim Clamp Close
+    Add Adjust Answer Append Ask Attend Begin Bracket Bring Build Call Cancel Carry Change Check Choose Claim Clamp Close
     Collect Compare Compute Concatenate Copy Corrupt Count Create Cut Decide Decode Describe Do Draw Drop Embed End
     Estimate Factor Fill Find Follow Forget Frame Free Gather Give Go Group Hand Have Import Insert Join Judge Keep
     Kill Lay Leave Let List Load Look Make Mark Mask Measure Mix Name Normalise Note Open Pad Parse Pass Perform

@@ -32,7 +32,7 @@ HOMES = {
     "pytorch_optimizer": ("stability.optimizers._library",),
     "ray": ("sweeps.launchers.ray",),
     "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
-    "safetensors": ("stability.structure.tokenizer", "stability.training"),
+    "safetensors": ("stability.deployed.folder", "stability.structure.tokenizer", "stability.training"),
     "scipy": ("analysis.numbers", "stability.corpora.proteins", "stability.probes.layers.laplacian"),
     "submitit": ("sweeps.launchers.slurm",),
     "tensorboard": ("stability.runs.tensorboard_sink",),

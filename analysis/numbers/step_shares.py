@@ -24,7 +24,12 @@ from analysis.study.protocol import NOT_DEFINED, lacks_state, requested_protocol
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # the fourth is NOT_DEFINED: no α_max exists
 COUNTED = (MEASURED, DIVERGED)  # outcomes included in shares
-PHASES = {TERMINAL: "terminal checkpoint", EARLIEST: "earliest checkpoint", LAST: "last checkpoint before the end"}
+PHASES = {
+    TERMINAL: "terminal checkpoint",
+    EARLIEST: "earliest checkpoint",
+    LAST: "last checkpoint before the end",
+    "before_decay": "last checkpoint before the decay",
+}
 RULE = {
     TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have "
     "recorded; no α_max is made up for it",

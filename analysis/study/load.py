@@ -32,7 +32,12 @@ else:
     Column = pd.Series
 
 # table name: its probe's `what=` value, if different
-PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": "training_free"}
+PROBE_OF = {
+    "filter": "spectra",
+    "discrepancy": "pdmm",
+    "training_free_layers": "training_free",
+    "quantization_layers": "quantization",
+}
 THROUGHPUT_VERSION = 1  # version in `results/throughput.json` (`benchmarks.throughput.VERSION`)
 # Columns by table.
 COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}

@@ -238,24 +238,33 @@ class StatusSpec(Settings):
 class ProbeSpec(Settings):
     """The settings of `stability.probe`: measurements of trained layers, their graphs and PDMM networks."""
 
-    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity", "coordinates"] = Field(
+    what: Literal[
+        "spectra", "qk", "pdmm", "streams", "training_free", "mirror", "quantization", "connectivity", "coordinates"
+    ] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, sa replaced without training, the NLL of a text read backwards, the plain "
-        "graphs' λ_1, or a parametrization's coordinate check"
+        "residual streams, sa replaced without training, the NLL of a text read backwards, the NLL with rounded "
+        "weights, the plain graphs' λ_1, or a parametrization's coordinate check"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
     )
     plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
-    phase: Literal["terminal", "earliest", "last", "all"] = Field(
+    phase: Literal["terminal", "earliest", "last", "before_decay", "all"] = Field(
         default="terminal",
         description="which checkpoints of a run are measured: of its last planned step, the first, the last before a "
-        "divergence",
+        "divergence, the last before schedule=wsd decays (all: the first three)",
     )
     sequences: int = Field(
         default=2,
         ge=1,
-        description="held-out sequences that the layers are measured on (spectra, pdmm, streams, training_free)",
+        description="held-out sequences that the layers are measured on (spectra, pdmm, streams, training_free, "
+        "quantization)",
+    )
+    bits: tuple[Annotated[int, Field(ge=2, le=8)], ...] = Field(
+        default=(8, 6, 4, 3, 2), min_length=1, description="bits of a rounded weight, 2 to 8 (quantization)"
+    )
+    groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(0, 64), min_length=1, description="inputs of a row with one scale; 0: the whole row (quantization)"
     )
     mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
         default=(), description="mechanisms that replace sa: sparge, fasa, with settings of their own (training_free)"

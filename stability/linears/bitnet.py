@@ -20,7 +20,12 @@ class BitLinear(nn.Linear):
 
     Gradients use the straight-through estimator: rounding counts as the identity, W̃ = W + const and x̃ = x + const.
     Second derivatives are those of that surrogate; the loss itself is piecewise constant in W/γ.
+
+    Attributes:
+        is_ternary: whether the weight is W̃ itself, as in a deployed model.
     """
+
+    is_ternary: bool = False
 
     def __init__(self, config: BitNet.Config, dense: nn.Linear):
         super().__init__(dense.in_features, dense.out_features, dense.bias is not None, device="meta")
@@ -28,14 +33,19 @@ class BitLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         x = nn.functional.rms_norm(input, input.shape[-1:], eps=EPSILON) if self.config.norm else input
-        weight = _straight_through(self.weight, self.ternary())
+        weight = self.weight if self.is_ternary else _straight_through(self.weight, self.ternary())
         return nn.functional.linear(_straight_through(x, self._round(x)), weight, self.bias)
 
     @torch.no_grad()
     def ternary(self) -> Tensor:
         """Return W̃, with entries −γ, 0 and γ."""
-        gamma = self.weight.abs().mean().clamp_min(EPSILON)
+        gamma = self.scale_of(self.weight)
         return (self.weight / gamma).round().clamp(-1, 1) * gamma
+
+    @staticmethod
+    def scale_of(weight: Tensor) -> Tensor:
+        """Return γ, the mean |W|."""
+        return weight.abs().mean().clamp_min(EPSILON)
 
     @torch.no_grad()
     def _round(self, x: Tensor) -> Tensor:

@@ -2,19 +2,22 @@
 
 ``terminal``: the run's last planned step. ``earliest``: its first checkpoint. ``last``: the last checkpoint of a
 diverged run, if it is not the earliest; it is not terminal, since the run never reached its end. Each checkpoint has
-one name only.
+one of these names only. ``before_decay``: the last checkpoint before ``schedule=wsd`` lowers the rate, if any; it may
+be the earliest as well, and ``all`` does not select it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stability.config.training import ScheduleSpec
 from stability.runs.directory import RunDirectory, read_json, step_of
 from stability.runs.parquet import has_rows
 from stability.runs.records import SpecFile
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
+BEFORE_DECAY = "before_decay"
 PHASES = (EARLIEST, TERMINAL, LAST)
 
 
@@ -26,6 +29,8 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
     found = directory.checkpoints()
     if not found:
         return {}
+    if phase == BEFORE_DECAY:
+        return _before_decay(directory, found)
     named: dict[str, Path] = {}
     whole = step_of(found[-1]) == planned_steps(directory)
     if len(found) > 1 or not whole:
@@ -37,11 +42,25 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
     return named if phase == "all" else {name: path for name, path in named.items() if name == phase}
 
 
+def _before_decay(directory: RunDirectory, found: Sequence[Path]) -> dict[str, Path]:
+    """Return the last of the checkpoints at the peak rate of a run that decays and reached its end; {} if none."""
+    spec = read_json(directory.spec_file, SpecFile)
+    schedule = ScheduleSpec.model_validate(spec["schedule"]).settle(spec["steps"])
+    if schedule.name != "wsd" or step_of(found[-1]) != spec["steps"]:
+        return {}
+    last = spec["steps"] - schedule.decay_steps(spec["steps"])
+    before = [each for each in found if schedule.warmup_steps < step_of(each) <= last]
+    return {BEFORE_DECAY: before[-1]} if before else {}
+
+
 def list_phases(directory: RunDirectory, phase: str) -> tuple[str, ...]:
     """Return the phases of a measurement's files.
 
-    They are the requested ones, with empty files if a checkpoint is missing; `last` has a file only with a checkpoint.
+    They are the requested ones, with empty files if a checkpoint is missing; `last` and `before_decay` have a file only
+    with a checkpoint.
     """
+    if phase == BEFORE_DECAY:
+        return tuple(phases(directory, phase))
     if phase not in ("all", LAST):
         return (phase,)
     last = tuple(phases(directory, LAST))

@@ -134,6 +134,14 @@ PROBE_COLUMNS = {
     ],
     # One row per checkpoint, over all held-out sequences of its run.
     "mirror": ["run_id", "phase", "lr", "sequences", "nll", "mirrored_nll", "difference"],
+    # One row per number of bits and group (0: a row has one scale); `share`: that the rounded weights are of the
+    # parameters of mixers and feed-forward networks.
+    "quantization": [
+        "run_id", "phase", "lr", "bits", "group", "sequences", "share", "nll", "quantized_nll", "difference",
+    ],
+    "quantization_layers": [
+        "run_id", "phase", "lr", "layer", "branch", "bits", "group", "error", "rms", "kurtosis",
+    ],
     # One row per substitute of `sa` (``mixer``, and ``label``: its settings), budget and held-out sequence (and layer).
     "training_free": [
         "run_id", "phase", "lr", "mixer", "label", "budget", "sequence", "counted", "nll", "sa_nll", "skipped",
@@ -199,8 +207,8 @@ OPTIONAL = {
 
 # By table: prefixes of an objective's own numeric columns: further validation scores, components of the NLL, their
 # frequency baselines, components of an oracle's NLL. For recorded steps, columns of some optimizers: `rate_found`, the
-# learning rate found by the optimizer itself, times the run's. For runs, columns of some parts: `idle_params`, parameters
-# that a position does not meet; `piecewise_smooth`, 1 if the model selects by scores of its own.
+# learning rate found by the optimizer itself, times the run's. For runs, columns of some parts: `idle_params`,
+# parameters that a position does not meet; `piecewise_smooth`, 1 if the model selects by scores of its own.
 OWN_PREFIXES = {
     "runs": ("val_", "unigram_nll_", "gen_nll_", "idle_", "piecewise_"),
     "generation": ("nll_",),

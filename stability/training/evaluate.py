@@ -48,6 +48,12 @@ class Validation:
         other._chunks = self._chunks[:1]
         return other
 
+    @torch.no_grad()
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return a model's logits on the first examples, `CHUNK` at most, in evaluation mode."""
+        with in_mode(model, training=False), computing_in(self._precision, self._device):
+            return self._chunks[0].logits(model)
+
     def mirrored(self) -> Validation:
         """Return the validation on the mirror image of each example (`AbstractObjective.mirrored`).
 

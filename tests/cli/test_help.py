@@ -20,6 +20,8 @@ NEEDED = {
     "generate": ["ckpt=x", "num=1"],
     "report": ["name=x"],
     "transfer": ["name=x"],
+    "deploy": ["ckpt=x", "format=int8"],
+    "infer": ["dir=x"],
     "dashboard": ["name=x"],
     "hessian": ["hf=x"],
 }

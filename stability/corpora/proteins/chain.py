@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stability.corpora.proteins.alphabets import NO_SS, decode, plddt_bins, sasa_bins
+from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, UNK, decode, plddt_bins, sasa_bins
 
 
 def _empty() -> np.ndarray:
@@ -96,3 +96,18 @@ class ProteinChain:
         per_residue = ("sequence", "atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N", "structure_N")
         domains_NK = self.domains_NK[stop] if len(self.domains_NK) else self.domains_NK
         return replace(self, domains_NK=domains_NK, **{name: getattr(self, name)[stop] for name in per_residue})
+
+
+def make_chain(num: int) -> ProteinChain:
+    """Return a chain of ``num`` unknown residues without coordinates and annotations."""
+    unknown_N = np.full(num, np.nan, dtype=np.float32)
+    return ProteinChain(
+        "unknown",
+        "unknown",
+        np.full(num, UNK, dtype=np.int64),
+        np.full((num, NUM_ATOMS, 3), np.nan, dtype=np.float32),
+        np.full(num, NO_SS, dtype=np.uint8),
+        unknown_N,
+        unknown_N,
+        np.full(num, -1, dtype=np.int32),
+    )

@@ -53,11 +53,35 @@ class Gpt2Tokenizer(AbstractTokenizer):
             self._encoding = tiktoken.Encoding(
                 "gpt2", pat_str=r50k_pat_str, mergeable_ranks=numbers, special_tokens=specials
             )
+        self._describe(ranks)
+
+    def _describe(self, ranks: str | None) -> None:
+        """Set vocabulary and label from the encoding."""
         size = self._encoding.n_vocab
         pieces = tuple(self._encoding.decode_single_token_bytes(token) for token in range(size))
         name = next(each for each in SEPARATORS if each in self._encoding.special_tokens_set)
         self.vocabulary = Vocabulary("gpt2", pieces, separator=self._encoding.encode_single_token(name))
         self.label = f"GPT-2 BPE, {size:,} tokens" if size == GPT2_SIZE + 1 else f"BPE of {ranks}, {size:,} tokens"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON for `of_json`: pattern, byte pairs by number, and special tokens."""
+        ranks = {piece.decode("latin-1"): number for piece, number in self._encoding._mergeable_ranks.items()}
+        return {"pattern": self._encoding._pat_str, "ranks": ranks, "specials": self._encoding._special_tokens}
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Gpt2Tokenizer:
+        """Return the tokenizer of `to_json`, without rank files.
+
+        Raises:
+            RuntimeError: tiktoken is not installed.
+        """
+        made = cls.__new__(cls)
+        ranks = {piece.encode("latin-1"): number for piece, number in values["ranks"].items()}
+        made._encoding = _tiktoken().Encoding(
+            "gpt2", pat_str=values["pattern"], mergeable_ranks=ranks, special_tokens=values["specials"]
+        )
+        made._describe("a deployed model")
+        return made
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of ``text``, a 1-D uint32 array."""

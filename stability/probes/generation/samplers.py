@@ -67,6 +67,19 @@ def apply_temperature(weights_V: Tensor, temperature: float) -> Tensor:
     return (weights / largest.clamp(min=torch.finfo(torch.float64).tiny)) ** (1 / temperature)
 
 
+def keep_likeliest(weights_V: Tensor, share: float) -> Tensor:
+    """Return weights (…, V) with 0 for all but the likeliest tokens that together have ``share`` of the sum.
+
+    The token that reaches the share stays (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751).
+    """
+    if share >= 1:
+        return weights_V
+    ordered, places = weights_V.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.where(before < share * ordered.sum(-1, keepdim=True), ordered, 0.0)
+    return torch.zeros_like(weights_V).scatter(-1, places, kept)
+
+
 def unmask(
     clean_probs: Callable[[Tensor], Tensor],
     tokens_BN: Tensor,

@@ -28,6 +28,7 @@ from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
+from stability.probes.layers.quantization import measure_bits
 from stability.probes.layers.streams import stream_statistics
 from stability.probes.layers.training_free import measure_mechanisms
 from stability.probes.stored import Stored
@@ -46,6 +47,7 @@ TABLES = {
     "streams": ("streams",),
     "training_free": ("training_free", "training_free_layers"),
     "mirror": ("mirror",),
+    "quantization": ("quantization", "quantization_layers"),
 }
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -57,6 +59,7 @@ def protocol_of(probe: ProbeSpec) -> str:
         "pdmm": ("sequences",),
         "streams": ("sequences", "outlier_log_range"),
         "training_free": ("sequences", "mechanism", "budgets", "calibration"),
+        "quantization": ("sequences", "bits", "groups"),
     }.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
@@ -111,6 +114,12 @@ def measure_checkpoint(
         elif probe.what == "mirror":
             rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
             yield
+        elif probe.what == "quantization":
+            examples = read_held_out(spec, cache_dir, probe.sequences)
+            for of_model, of_layers in measure_bits(spec, model, corpus_of(spec, cache_dir), examples, probe):
+                rows["quantization"] += [{**labels, **row} for row in of_model]
+                rows["quantization_layers"] += [{**labels, **row} for row in of_layers]
+                yield
         else:
             yield from _measure_held_out(spec, model, labels, rows, probe, cache_dir)
     for table, found in rows.items():

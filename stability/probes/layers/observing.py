@@ -40,6 +40,7 @@ LACKING = {
     "streams": "a single residual stream",
     "training_free": "sparge and fasa stand in for sa alone",
     "mirror": "its examples have no mirror image",
+    "quantization": "its linear maps are ternary already",
 }
 
 
@@ -59,6 +60,8 @@ def list_observable(spec: RunSpec, what: str) -> Observable:
     """Return a run's measurable layers for ``what``, from its spec alone."""
     if what == "training_free":
         return Observable(spec.mechanism.name, spec.mechanism.name == STOOD_IN_FOR, ())
+    if what == "quantization":
+        return Observable(f"linear={spec.linear.name}", spec.linear.name == "dense", ())
     if what == "mirror":
         objective = spec.objective.name
         return Observable(objective, Registry("objectives").load(objective).without_mirror is None, ())
@@ -136,6 +139,8 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     if what == "mirror" and not any(each.is_there for each in found):
         why = Registry("objectives").load(found[0].part).without_mirror
         raise ValueError(f"what=mirror reads a text backwards; objective={found[0].part} has no mirror image: {why}")
+    if what == "quantization" and not any(each.is_there for each in found):
+        raise ValueError(f"what=quantization rounds dense linear maps, and these runs have others: {without}")
     named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
         parts = _join_names(each.part for each in found)

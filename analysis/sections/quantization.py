@@ -1,0 +1,231 @@
+"""Show how rounding the trained weights to few bits changes the NLL, by learning rate (`what=quantization`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.claims import judging
+from analysis.claims.quantization import PAPER
+from analysis.drawing.marks import dots, entry, mechanism_legend
+from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.drawing.typeset import Table
+from analysis.measures import (
+    RATE,
+    SERIES,
+    Measure,
+    Text,
+    grid_table,
+    phase_tables,
+    rows_of_run,
+    three_digits,
+)
+from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
+from analysis.numbers.spread import INTERVAL_RULE, POSITIVE, REAL
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+from analysis.words import join_words, power
+from stability.runs.words import Words
+
+TITLE = "Weights in few bits"
+COLUMNS = 3
+ROUNDED = (
+    "The weights of the linear maps of mixers and feed-forward networks are rounded to nearest, symmetrically; "
+    "activations and all other tensors stay."
+)
+CAPTION = (
+    "ΔNLL: held-out NLL with rounded weights less that of the trained model, against learning rate, by bits of a "
+    "weight, one scale a row. Points: seeds; line: their median. {before}A panel with a logarithmic axis has no run "
+    "whose NLL rounding lowers. {lost}"
+)
+BEFORE_LINE = "Dotted: median at the last checkpoint before the rate decays. "
+
+
+def _signed(nats: float) -> str:
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and NAME in study.probes
+
+
+def study_tables(study: Study) -> list[Table]:
+    """Return ΔNLL by bits for each phase and group, and the layers' numbers; [] if no run was probed."""
+    if NAME not in study.probes:
+        return []
+    layers = study.probed(LAYERS) if LAYERS in study.probes else None
+    alpha = study.curvature[study.curvature["phase"] == TERMINAL].groupby("run_id")["alpha_max"].median()
+    return _tables(study.probed(NAME), layers, wording.words(study), alpha.to_dict())
+
+
+def run_tables(rows: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
+    """Return the tables of `study_tables` for one run's rows.
+
+    Args:
+        rows: the run's rows.
+        layers: its rows by layer.
+        mechanism: its name in the tables.
+        words: its objective's words.
+    """
+    return _tables(rows_of_run(rows, mechanism), rows_of_run(layers, mechanism), words, {}, " One run.")
+
+
+def _tables(rows: Frame, layers: Frame | None, words: Words, alpha: dict[str, float], origin: str = "") -> list[Table]:
+    def of_phase(part: Frame, phase: str) -> list[Table]:
+        found = [_gap_table(own, phase, words, origin) for _, own in part.groupby("group")]
+        name = part["phase"].iloc[0]
+        own = None if layers is None else layers[(layers["phase"] == name) & (layers["group"] == layers["group"].min())]
+        return found + ([] if own is None or own.empty else [_layer_table(own, phase, alpha, origin)])
+
+    return phase_tables(rows, of_phase)
+
+
+def _gap_table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+    """Return one row per series and rate: the trained NLL, and what rounding adds at each number of bits."""
+    group, bits = int(rows["group"].iloc[0]), sorted(set(rows["bits"]), reverse=True)
+    scale = f"one scale a group of {group} inputs" if group else "one scale a row"
+    measures = [Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits, REAL)]
+    measures += [
+        Measure(
+            f"{each:.0f} bits",
+            lambda part, each=each: part.loc[part["bits"] == each, "difference"],
+            _signed,
+            REAL,
+            ends=_signed,
+        )
+        for each in bits
+    ]
+    share = " to ".join(dict.fromkeys(f"{100 * rows['share'].agg(end):.0f}" for end in ("min", "max")))
+    caption = (
+        f"{words.unit.capitalize()} on the run's {rows['sequences'].max():,.0f} held-out examples, and the change "
+        f"with rounded weights, {scale}. {ROUNDED} They are {share} % of the parameters of mixers and feed-forward "
+        f"networks. {INTERVAL_RULE}.{origin}"
+    )
+    return grid_table(
+        f"ΔNLL with rounded weights, {scale}, {phase}",
+        caption,
+        rows,
+        (SERIES, RATE),
+        measures,
+        (("", 3), ("ΔNLL (nats)", len(bits))),
+    )
+
+
+def _layer_table(rows: Frame, phase: str, alpha: dict[str, float], origin: str) -> Table:
+    """Return one row per series and rate: the weights' RMS and kurtosis, output errors, and α_max beside."""
+    bits = sorted(set(rows["bits"]), reverse=True)
+    first = rows[rows["bits"] == bits[0]]
+
+    def median_of(column: str):
+        return lambda part: part[part["bits"] == bits[0]].groupby("seed")[column].median()
+
+    measures: list[Measure | Text] = [
+        Measure("RMS", median_of("rms"), power, POSITIVE),
+        Measure("kurtosis", median_of("kurtosis"), "{:.2f}".format, POSITIVE),
+        *(
+            Measure(
+                f"{each:.0f} bits",
+                lambda part, each=each: part[part["bits"] == each].groupby("seed")["error"].median(),
+                power,
+                POSITIVE,
+            )
+            for each in bits
+        ),
+    ]
+    if known := {run: value for run, value in alpha.items() if run in set(first["run_id"])}:
+        measures.append(
+            Measure(
+                "α_max",
+                lambda part: part.drop_duplicates("run_id").set_index("seed")["run_id"].map(known).dropna(),
+                power,
+                POSITIVE,
+            )
+        )
+    caption = (
+        "Weights of the linear maps and relative error ‖y − y₀‖ / ‖y₀‖ of a mixer's or feed-forward network's output, "
+        "given its inputs in the trained model; medians over layers and branches, one scale a row. Kurtosis of a "
+        f"normal distribution: 3.{' α_max: median over recorded steps.' if known else ''}{origin}"
+    )
+    return grid_table(f"Weights and outputs of layers, {phase}", caption, rows, (SERIES, RATE), measures)
+
+
+def figures(study: Study) -> Figures:
+    """Draw ``quantization``: a panel a number of bits; {} for a single learning rate."""
+    if not applies(study) or study.runs["lr"].nunique() < 2:
+        return {}
+    rows = read_rows(study, int(study.probes[NAME]["group"].min()))
+    rows = rows[rows["status"].isin(LEARNED)]
+    before = BEFORE_LINE if (rows["phase"] == BEFORE).any() else ""
+    lost = [
+        f"{number} {status} of {len(study.of(series))} of {series}"
+        for series in study.series
+        for status, number in count_lost(study, series).items()
+    ]
+    told = f"Runs without a point: {join_words(lost)}." if lost else "No run diverged or plateaued."
+    return {NAME: Captioned(_draw(study, rows), CAPTION.format(before=before, lost=told))}
+
+
+def _draw(study: Study, rows: Frame) -> Figure:
+    bits = list_bits(study)
+    styles = {name: look for name, look in looks(study).items() if name in set(rows["series"])}
+    lines = math.ceil(len(bits) / COLUMNS)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.9 * lines), layout="constrained")
+    axes = figure.subplots(lines, min(COLUMNS, len(bits)), squeeze=False, sharex=True).ravel()
+    for ax, number in zip(axes, bits, strict=False):
+        _draw_bits(ax, rows[rows["bits"] == number], styles)
+        lr_axis(ax, study.runs["lr"], 4)
+        ax.set_title(f"{number} bits", loc="left")
+    for ax in axes[len(bits) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(bits) - COLUMNS) : len(bits)]:
+        ax.set_xlabel("learning rate")
+        ax.tick_params(labelbottom=True)
+    for ax in axes[::COLUMNS]:
+        ax.set_ylabel("ΔNLL (nats)")
+    extras = [entry("before the decay", MUTED, linestyle=":")] if (rows["phase"] == BEFORE).any() else []
+    mechanism_legend(figure, styles, extras)
+    return figure
+
+
+def _draw_bits(ax: Axes, rows: Frame, styles: dict[str, Look]) -> None:
+    """Draw seeds and their median at the end of training, and the median before the decay."""
+    for name, look in styles.items():
+        own = rows[rows["series"] == name]
+        ended, before = own[own["phase"] == TERMINAL], own[own["phase"] == BEFORE]
+        median = ended.groupby("run_lr")["difference"].median()
+        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
+        dots(ax, ended["run_lr"], ended["difference"], look.marker, look.color)
+        median = before.groupby("run_lr")["difference"].median()
+        ax.plot(median.index, median, color=look.color, linestyle=":", zorder=3)
+    values = rows.loc[rows["phase"].isin((TERMINAL, BEFORE)), "difference"].to_numpy(dtype=float)
+    if len(values) and (values[np.isfinite(values)] > 0).all():
+        ax.set_yscale("log")
+    else:
+        ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
+
+
+def sentences(study: Study) -> list[str]:
+    """Return the verdicts on both claims."""
+    return [each.text for each in judging.judge(study) if each.paper == PAPER]
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study))
+
+
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return verdicts, figure and the first table."""
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study)[:1])
+
+
+def tables(study: Study) -> Sequence[Table | str]:
+    return [*study_tables(study), *sentences(study)]
+
+
+SECTION = Section(body, applies, figures, make_printer(tables), brief)

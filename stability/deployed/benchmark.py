@@ -1,0 +1,134 @@
+"""Measure a deployed model's speed and peak memory, at one batch size in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stability.build import build_objective, resolve_device
+from stability.config.deployment import InferSpec
+from stability.corpora.images.corpus import ImageBatch
+from stability.corpora.proteins.batch import batch_of
+from stability.corpora.proteins.chain import make_chain
+from stability.deployed.folder import Deployed, load
+from stability.models.precision import computing_in
+from stability.objectives import Examples
+from stability.registry import add_plugins
+from stability.training.draws import generator_for
+from stability.training.machine import peak_memory_mb, prepare_torch
+
+BATCHES = (1, 32)
+SHORTEST_S = 0.1  # of a measurement, which repeats the pass until then
+
+
+def measure_anew(folder: str, batch: int, spec: InferSpec) -> dict[str, float]:
+    """Return `measure`'s numbers from a fresh process.
+
+    Args:
+        folder: the deployed folder.
+        batch: windows at a time.
+        spec: repeats, device and plugins.
+
+    Raises:
+        ValueError: the process failed; the message is its own.
+    """
+    words = [folder, str(batch), str(spec.repeats), spec.device, *spec.plugins]
+    done = subprocess.run([sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or [f"{folder} could not be measured"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@torch.no_grad()
+def measure(deployed: Deployed, batch: int, repeats: int, device: torch.device) -> dict[str, float]:
+    """Return tokens a second of a forward pass over whole windows, and the process's peak memory.
+
+    Args:
+        deployed: the model.
+        batch: windows at a time.
+        repeats: measurements, of which the median counts.
+        device: device of the model.
+    """
+    run = deployed.spec
+    prepare_torch(run.threads, device, run.precision)
+    model, examples = deployed.model.to(device), make_examples(deployed, batch).to(device)
+
+    def read() -> None:
+        with computing_in(run.precision, device):
+            examples.logits(model)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    seconds = time_median(read, repeats)
+    return {"tokens_per_s": batch * run.model.positions / seconds, "peak_mb": peak_memory_mb(device)}
+
+
+def time_median(call: Callable[[], None], repeats: int) -> float:
+    """Return the median seconds of a call, after one that does not count."""
+    call()
+    found = []
+    for _ in range(repeats):
+        start, calls = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < SHORTEST_S or not calls:
+            call()
+            calls += 1
+        found.append(passed / calls)
+    return statistics.median(found)
+
+
+def make_examples(deployed: Deployed, batch: int) -> Examples:
+    """Return random examples of a model's size.
+
+    Raises:
+        ValueError: the objective reads data of another kind.
+    """
+    objective: Any = build_objective(deployed.spec, deployed.data_format)
+    positions, draws = deployed.spec.model.positions, generator_for(0, "benchmark")
+    if objective.corpus_kind == "tokens":
+        shape = (batch, objective.tokens_needed(positions))
+        return objective.examples(torch.randint(int(deployed.data_format), shape, generator=draws), draws)
+    if objective.corpus_kind == "images":
+        size = objective.image
+        pixels = torch.randint(256, (batch, size.height, size.width, size.channels), generator=draws)
+        return objective.examples(ImageBatch(pixels.to(torch.uint8), torch.zeros(batch, dtype=torch.int64)), draws)
+    if objective.corpus_kind == "proteins":
+        return objective.examples(batch_of([make_chain(positions - 2)] * batch), draws)
+    raise ValueError(f"error: benchmark=true makes no examples for objective={deployed.spec.objective.name}")
+
+
+def describe_row(folder: str, manifest: dict[str, Any], found: dict[str, float]) -> str:
+    """Return a line of a folder's numbers.
+
+    Args:
+        folder: the folder.
+        manifest: its manifest.
+        found: `measure`'s numbers with the batch size.
+    """
+    return (
+        f"{folder}: {manifest['format']}, {manifest['bytes']:,} bytes; batch {found['batch']:.0f}: "
+        f"{found['tokens_per_s']:,.0f} tokens/s, peak {found['peak_mb']:,.0f} MB"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a folder's numbers as JSON; the words are folder, batch, repeats, device and plugins."""
+    folder, batch, repeats, device, *plugins = argv
+    try:
+        add_plugins(plugins)
+        found = measure(load(folder), int(batch), int(repeats), resolve_device(device))
+    except (ValueError, RuntimeError) as error:
+        sys.stderr.write(f"{str(error).splitlines()[0]}\n")
+        return 2
+    sys.stdout.write(f"{json.dumps(found | {'batch': int(batch)})}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

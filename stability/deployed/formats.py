@@ -1,0 +1,119 @@
+"""Write a model's tensors in a format of few bits, and read them back as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from stability.deployed.packing import DIGITS, Pack, pack_signs, unpack_signs
+from stability.linears.bitnet import BitLinear
+from stability.models.rounding import Rounded, find_matrices, round_matrix
+
+Format = Literal["fp32", "bf16", "int8", "ternary"]
+SCALE = ".scale"  # ends the name of a tensor's scales
+PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Choices(NamedTuple):
+    """How tensors are stored.
+
+    Attributes:
+        format: of the linear maps of mixers and feed-forward networks.
+        rest: "fp32" or "bf16", of all other tensors of two or more axes; vectors stay float32.
+        head: "int8" stores the tables of the embedding and the head as int8, too.
+        pack: of ternary weights.
+    """
+
+    format: Format
+    rest: Literal["fp32", "bf16"] = "bf16"
+    head: Literal["rest", "int8"] = "rest"
+    pack: Pack = "2bit"
+
+
+def encode(model: nn.Module, choices: Choices) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return the stored tensors by name, and by parameter its kind and shape.
+
+    Kinds: "float32", "bfloat16" or another dtype as it is; "int8", codes with one scale a row under ``NAME.scale``;
+    "2bit" and "base3", packed signs with one scale.
+    """
+    matrices = find_matrices(model)
+    tables = _find_tables(model) if choices.head == "int8" else frozenset()
+    stored: dict[str, Tensor] = {}
+    layout: dict[str, dict[str, Any]] = {}
+    for name, tensor in model.state_dict().items():
+        owner = matrices.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        kind, parts = _encode_one(tensor.detach().cpu(), owner, name in tables, choices)
+        stored |= {name + suffix: part.contiguous() for suffix, part in parts.items()}
+        layout[name] = {"kind": kind, "shape": list(tensor.shape)}
+    return stored, layout
+
+
+def _encode_one(
+    tensor: Tensor, owner: nn.Linear | None, is_table: bool, choices: Choices
+) -> tuple[str, dict[str, Tensor]]:
+    """Return a tensor's kind, and its parts by the suffix of their names."""
+    if owner is not None and choices.format == "ternary":
+        signs, scale = split_ternary(tensor)
+        return choices.pack, {"": pack_signs(signs, choices.pack), SCALE: scale}
+    if choices.format == "int8" and (owner is not None or (is_table and tensor.ndim == 2)):
+        rounded = round_matrix(tensor, 8)
+        return "int8", {"": rounded.codes_OI, SCALE: rounded.scales_OG.squeeze(1)}
+    if not tensor.is_floating_point() or tensor.ndim < 2:
+        return _name_dtype(tensor), {"": tensor}
+    part = tensor.to(PLAIN[choices.format if choices.format in PLAIN else choices.rest])
+    return _name_dtype(part), {"": part}
+
+
+def split_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the signs (int8) and γ of `stability.linears.bitnet.BitLinear.ternary`: their product equals it."""
+    gamma = BitLinear.scale_of(weight)
+    return (weight / gamma).round().clamp(-1, 1).to(torch.int8), gamma
+
+
+def decode(stored: Mapping[str, Tensor], layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return a state dict in float32 from stored tensors.
+
+    Raises:
+        ValueError: a tensor is missing, has another shape, or is of an unknown kind.
+    """
+    return {
+        name: _decode_one(stored, name, entry["kind"], tuple(entry["shape"])).reshape(entry["shape"])
+        for name, entry in layout.items()
+    }
+
+
+def _decode_one(stored: Mapping[str, Tensor], name: str, kind: str, shape: tuple[int, ...]) -> Tensor:
+    try:
+        tensor = stored[name]
+        if kind == "int8":
+            return Rounded(tensor, stored[name + SCALE][:, None], shape[1]).restore()
+        if kind in DIGITS:
+            return unpack_signs(tensor, shape, cast(Pack, kind)).float() * stored[name + SCALE]
+    except KeyError as error:
+        raise ValueError(f"tensor {error.args[0]} is missing") from None
+    if kind != _name_dtype(tensor):
+        raise ValueError(f"tensor {name} has the kind {kind} and the dtype {_name_dtype(tensor)}")
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def freeze_ternary(model: nn.Module) -> None:
+    """Let a model's `BitLinear` maps use their weights as they are: signs times γ already."""
+    for module in model.modules():
+        if isinstance(module, BitLinear):
+            module.is_ternary = True
+
+
+def _find_tables(model: nn.Module) -> frozenset[str]:
+    """Return the names of the weights of embeddings and of the head."""
+    return frozenset(
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or (name == "head" and isinstance(module, nn.Linear))
+    )
+
+
+def _name_dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,178 @@
+"""``python -m stability.infer dir=… text=…``: answer from a deployed model, without the run that trained it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from stability.cli.compose import add_listed_plugins, read
+from stability.cli.entry import check_writable, run_entry
+from stability.cli.words import Invocation
+from stability.config.deployment import InferSpec
+from stability.printable import line_of, print_text
+
+if TYPE_CHECKING:
+    from stability.deployed.answers import Answerer
+
+HELP = """
+python -m stability.infer dir=DIR text='…' [key=value …]
+python -m stability.infer dir=DIR input=FILE output=ANSWERS.jsonl
+python -m stability.infer dir=DIR input=- <QUESTIONS.jsonl >ANSWERS.jsonl
+python -m stability.infer dir=DIR interactive=true
+python -m stability.infer dir=[DIR,DIR] benchmark=true
+
+dir: a folder of stability.deploy. The answers depend on what the model was trained for:
+
+  ar                the text's NLL per token after the first, and num=1 continuations of tokens=64 tokens
+                    (temperature, top_p, seed)
+  mlm, score_entropy   the text with each [MASK] filled, the model's surest first, and the top=5 tokens of each; a mask
+                    is one token, of bytes one byte
+  DNA, proteins     the same; _ stands for a masked letter
+  classify          an image file's likeliest classes with their probabilities; text= is its path
+
+input: a .jsonl file with {"text": "…"} ({"image": "…"} for classes) in each line, any other file with a text a line,
+or - for JSON lines from the standard input, answered one by one. benchmark: tokens a second and peak memory at batch 1
+and 32, each in a fresh process.
+"""
+STDIN = "-"
+
+
+def main(argv: list[str]) -> int:
+    """Answer one text, a file, the standard input or a terminal; or measure speed."""
+    invocation = Invocation.of(argv)
+    add_listed_plugins(invocation)
+    spec = read(InferSpec, invocation)
+    if spec.benchmark:
+        return _benchmark(spec)
+    if spec.input not in (None, STDIN):
+        _check_files(spec)
+    answerer = _load(spec)
+    if spec.text is not None:
+        _print(answerer, spec.text, 0)
+    elif spec.interactive:
+        _converse(answerer)
+    elif spec.input == STDIN:
+        _answer_lines(answerer, _read_json_lines(sys.stdin, "standard input", answerer.key), sys.stdout)
+    else:
+        _answer_file(answerer, Path(str(spec.input)), spec)
+    return 0
+
+
+def _load(spec: InferSpec) -> Answerer:
+    from stability.build import resolve_device
+    from stability.deployed import load
+    from stability.deployed.answers import Answerer
+
+    return Answerer(load(spec.dir[0]), spec, resolve_device(spec.device))
+
+
+def _check_files(spec: InferSpec) -> None:
+    """Refuse a missing input and an unwritable output before a model is loaded."""
+    if not Path(str(spec.input)).is_file():
+        raise ValueError(f"input={spec.input}: no such file; give a file, or - for the standard input")
+    if spec.output is not None:
+        check_writable("output", str(Path(spec.output).parent))
+
+
+def _print(answerer: Answerer, text: str, index: int) -> None:
+    from stability.deployed.answers import describe
+
+    for line in describe(answerer.answer(text, index)):
+        print_text(line)
+
+
+def _converse(answerer: Answerer) -> None:
+    """Answer each line of the terminal until its end; a text that cannot be answered is refused in a line."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print_text("a line is a text; Ctrl-D ends")
+    for index, line in enumerate(iter(lambda: _read_line(is_terminal), "")):
+        try:
+            _print(answerer, line.rstrip("\n"), index)
+        except ValueError as error:
+            print_text(f"error: {error}")
+        sys.stdout.flush()
+
+
+def _read_line(is_terminal: bool) -> str:
+    if is_terminal:
+        sys.stdout.write("> ")
+        sys.stdout.flush()
+    return sys.stdin.readline()
+
+
+def _answer_file(answerer: Answerer, file: Path, spec: InferSpec) -> None:
+    """Answer all texts of a file; with ``output`` they are written whole or not at all."""
+    from stability.runs.directory import write_atomically
+
+    with open(file, encoding="utf-8") as stream:
+        texts = _read_texts(stream, file, answerer.key)
+        if spec.output is None:
+            _answer_lines(answerer, texts, sys.stdout)
+            return
+        rows = [_answer_row(answerer, *each) for each in texts]
+    write_atomically(Path(spec.output), "".join(rows).encode())
+    print_text(f"answers: {len(rows)} in {spec.output}")
+
+
+def _answer_lines(answerer: Answerer, texts: Iterator[tuple[str, int, str]], stream: TextIO) -> None:
+    for each in texts:
+        stream.write(_answer_row(answerer, *each))
+        stream.flush()
+
+
+def _answer_row(answerer: Answerer, text: str, index: int, place: str) -> str:
+    """Return an answer as a JSON line; ASCII, so that no text moves a terminal."""
+    try:
+        return json.dumps(answerer.answer(text, index)) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _read_texts(stream: TextIO, file: Path, key: str) -> Iterator[tuple[str, int, str]]:
+    """Yield each text with its number and place."""
+    if file.suffix in (".jsonl", ".ndjson"):
+        yield from _read_json_lines(stream, str(file), key)
+        return
+    try:
+        for index, line in enumerate(stream):
+            yield line.rstrip("\n"), index, f"{file}, line {index + 1}"
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 at byte {error.start:,}; convert it") from None
+
+
+def _read_json_lines(stream: TextIO, name: str, key: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the text of each JSON line with its number and place; blank lines are skipped."""
+    try:
+        for index, line in enumerate(stream):
+            if not line.strip():
+                continue
+            place = f"{name}, line {index + 1}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{place} is no JSON ({line_of(error)})") from None
+            if not isinstance(row, dict) or not isinstance(row.get(key), str):
+                raise ValueError(f'{place} must be an object with a text under "{key}", e.g. {{"{key}": "…"}}')
+            yield row[key], index, place
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 at byte {error.start:,}; convert it") from None
+
+
+def _benchmark(spec: InferSpec) -> int:
+    """Print tokens a second and peak memory of each folder, at batch 1 and 32."""
+    from stability.deployed.benchmark import BATCHES, describe_row, measure_anew
+    from stability.deployed.folder import read_manifest
+
+    manifests = [read_manifest(Path(folder)) for folder in spec.dir]
+    for folder, manifest in zip(spec.dir, manifests, strict=True):
+        for batch in BATCHES:
+            print_text(describe_row(folder, manifest, measure_anew(folder, batch, spec)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_entry(main, "infer", HELP)
