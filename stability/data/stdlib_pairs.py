@@ -70,7 +70,7 @@ class StdlibPairs(AbstractDataSource):
         with seldom_collected():  # syntax trees are very many objects
             rows = {row.sentences[1]: row for row in reversed(list(_rows(config)))}
         return split_rows(
-            reversed(rows.values()), origin, tokenizer=ByteTokenizer(), scored=False, hold_out=config.hold_out
+            rows.values(), origin, tokenizer=ByteTokenizer(), scored=False, hold_out=config.hold_out
         )
 
     @classmethod

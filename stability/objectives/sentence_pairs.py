@@ -219,7 +219,9 @@ class SentencePairs(AbstractObjective):
         Without scores of their own, the pairs are each row's two sentences (1), and its first one with the second one
         of the next row (0).
         """
-        first, second = (torch.cat([unit(wide(x)[:, column]) for x in embeddings]).double() for column in (0, 1))
+        first, second = (
+            torch.cat([unit(wide(x.detach())[:, column]) for x in embeddings]).double() for column in (0, 1)
+        )
         cosines = (first * second).sum(-1)
         if self._scored:
             scores = torch.cat([examples.targets_BN[:, 1] for examples in chunks])

@@ -28,7 +28,7 @@ def split_rows(
 
     Rows that share a sentence or a group are connected. Components are held out in the order of a digest of their
     first sentence until their rows are the share ``hold_out`` of all; a component that would exceed it by more than
-    half stays in training. Equal rows count once.
+    half stays in training. Equal rows count once. Rows are in the order of their digests.
 
     Args:
         rows: the rows, with equally many sentences each.
@@ -40,7 +40,8 @@ def split_rows(
     Raises:
         ValueError: there are too few rows, or all of them are connected; one or two lines.
     """
-    different = list(dict.fromkeys(rows))
+    # in the order of digests: chunks of neighbours are a mixture, as random batches are
+    different = sorted(dict.fromkeys(rows), key=lambda row: _digest("\0".join(row.sentences)))
     if len(different) < 2:
         raise ValueError(f"data: {origin}: {len(different)} different rows; at least 2 are needed, one to hold out")
     members: dict[str, list[int]] = {}
