@@ -42,6 +42,7 @@ TORCH_FREE = [
     "stability.probe",
     "stability.transfer",
     "stability.generate",
+    "stability.embed",
     "stability.status",
     "analysis.report",
     "sweeps.search.edge",

@@ -8,6 +8,7 @@ from typing import Any, cast
 from stability.config.base import AnySettings, Settings, validate
 from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
+from stability.config.embedding import EmbedSpec
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
@@ -29,6 +30,7 @@ SPECS: dict[str, type[Settings]] = {
     "train_tokenizer": TokenizerSpec,
     "dashboard": DashboardSpec,
     "transfer": TransferSpec,
+    "embed": EmbedSpec,
 }  # the spec of each entry
 
 

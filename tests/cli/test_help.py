@@ -22,6 +22,7 @@ NEEDED = {
     "transfer": ["name=x"],
     "dashboard": ["name=x"],
     "hessian": ["hf=x"],
+    "embed": ["mode=export", "ckpt=x", "out=y"],
 }
 # set by study=quickstart, a preset
 OF_PRESET = ("mechanism", "seeds", "curvature.parity_steps")

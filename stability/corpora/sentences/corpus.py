@@ -15,6 +15,7 @@ from torch import Tensor
 from stability.corpora.base import AbstractRowCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256, token_dtype
+from stability.corpora.tokens.vocabulary import BYTES
 
 VERSION = 1  # increased if equal rows would be laid out differently; part of every fingerprint
 FEWEST_ROWS = 2  # of a side: in-batch negatives come from another row
@@ -178,6 +179,11 @@ class SentenceCorpus(AbstractRowCorpus):
         side = self._side(split)
         count = min(num, len(side.scores_M))
         return self._gather(side, np.arange(count) * (len(side.scores_M) - 1) // max(count - 1, 1), positions)
+
+    def list_texts(self, column: int) -> list[str]:
+        """Return the different sentences of a column of both sides, whole, in the order of their numbers."""
+        numbers = np.unique(np.concatenate([side.rows_MS[:, column] for side in (self.train, self.val)]))
+        return [BYTES.decode(self.tokens[self.starts[each] : self.starts[each + 1]]) for each in numbers.astype(int)]
 
     def _gather(self, side: Side, rows: np.ndarray, positions: int) -> SentenceBatch:
         """Return the batch of these rows of a side."""
