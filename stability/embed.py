@@ -167,7 +167,10 @@ def _cluster(spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> i
         for index in own[distances[own].argsort(kind="stable")][:SHOWN].tolist():
             print_text(f"  {_short(texts[index])}")
     if spec.out is not None:
-        rows = [{"id": number, "cluster": int(label), "text": text} for number, (label, text) in enumerate(zip(labels, texts, strict=True))]
+        rows = [
+            {"id": number, "cluster": int(label), "text": text}
+            for number, (label, text) in enumerate(zip(labels, texts, strict=True))
+        ]
         _write_files(spec.out, {"clusters.jsonl": rows})
     return 0
 

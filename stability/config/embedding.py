@@ -29,8 +29,8 @@ class EmbedSpec(Settings):
     """The settings of `stability.embed`: embeddings of texts by a trained model, and what is asked of them."""
 
     mode: Mode = Field(
-        description="encode: write embeddings; similarity: cosines of pairs; search: the nearest texts; cluster: k-means; "
-        "export: write a folder of sentence-transformers",
+        description="encode: write embeddings; similarity: cosines of pairs; search: nearest texts; cluster: k-means; "
+        "export: a folder of sentence-transformers",
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a run's folder, a checkpoint's, or that of a study with one run"
@@ -73,7 +73,9 @@ class EmbedSpec(Settings):
             raise ValueError(f"give either ckpt=RUN or dir=FOLDER ({given} given)")
         for name, modes in OF_MODE.items():
             if self.mode not in modes and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={getattr(self, name)} belongs to mode={' or '.join(modes)}, and mode={self.mode}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} belongs to mode={' or '.join(modes)}, and mode={self.mode}"
+                )
         if self.mode in ("encode", "export") and self.out is None:
             raise ValueError(f"out: a value is missing; mode={self.mode} writes out=FOLDER")
         if self.mode == "export" and self.ckpt is None:

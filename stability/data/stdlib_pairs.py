@@ -69,9 +69,7 @@ class StdlibPairs(AbstractDataSource):
         origin = f"standard library {what} of {platform.python_implementation()} {platform.python_version()}"
         with seldom_collected():  # syntax trees are very many objects
             rows = {row.sentences[1]: row for row in reversed(list(_rows(config)))}
-        return split_rows(
-            rows.values(), origin, tokenizer=ByteTokenizer(), scored=False, hold_out=config.hold_out
-        )
+        return split_rows(rows.values(), origin, tokenizer=ByteTokenizer(), scored=False, hold_out=config.hold_out)
 
     @classmethod
     def cache_key(cls, config: StdlibPairsConfig) -> str:

@@ -75,7 +75,7 @@ class SentencePairs(AbstractObjective):
     corpus_kind = "sentences"
     task = "sentence embeddings, from sentences that belong together"
     words = Words(
-        example="row of sentences",
+        example="row",
         nll="validation loss",
         unit="loss per row",
         held_out="sentences",
@@ -84,7 +84,7 @@ class SentencePairs(AbstractObjective):
         ),
         baseline="equal embeddings",
         baseline_nll="loss of equal embeddings",
-        baseline_source="one embedding for all sentences",
+        baseline_source="equal embeddings of all sentences",
     )
     direction = "bidirectional"
     without_mirror = "read backwards, a sentence is another one"
@@ -219,9 +219,7 @@ class SentencePairs(AbstractObjective):
         Without scores of their own, the pairs are each row's two sentences (1), and its first one with the second one
         of the next row (0).
         """
-        first, second = (
-            torch.cat([unit(wide(x.detach())[:, column]) for x in embeddings]).double() for column in (0, 1)
-        )
+        first, second = (torch.cat([unit(x.detach()[:, column].double()) for x in embeddings]) for column in (0, 1))
         cosines = (first * second).sum(-1)
         if self._scored:
             scores = torch.cat([examples.targets_BN[:, 1] for examples in chunks])

@@ -197,10 +197,11 @@ OPTIONAL = {
     "signals": SIGNAL_COLUMNS,
 }
 
-# By table: prefixes of an objective's own numeric columns: further validation scores, components of the NLL, their
+# By table: prefixes of an objective's own numeric columns: further validation scores, those at step 0, components of
+# the NLL, their
 # frequency baselines, components of an oracle's NLL. For recorded steps, columns of some optimizers: `rate_found`, the
 # learning rate found by the optimizer itself, times the run's.
-OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",), "curvature": ("rate_",)}
+OWN_PREFIXES = {"runs": ("val_", "init_val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",), "curvature": ("rate_",)}
 
 
 def own_columns(table: str, names: list[str]) -> list[str]:

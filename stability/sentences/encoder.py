@@ -46,7 +46,7 @@ class Encoder:
             ValueError: the folder is no checkpoint, or its run did not train sentence embeddings.
         """
         spec, model = load(folder)
-        return cls(str(folder), spec, model, manifest_of(folder)["format"], device)
+        return cls(str(folder), spec, model, manifest_of(folder).get("format"), device)
 
     @classmethod
     def of_folder(cls, folder: Path, device: torch.device) -> Encoder:
@@ -115,7 +115,9 @@ class LibraryEncoder:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise RuntimeError(f"dir={folder} is read by sentence-transformers, which is missing; {NEEDS_LIBRARY}") from None
+            raise RuntimeError(
+                f"dir={folder} is read by sentence-transformers, which is missing; {NEEDS_LIBRARY}"
+            ) from None
         self.name = str(folder)
         self._model = SentenceTransformer(str(folder), device=str(device), local_files_only=True)
 

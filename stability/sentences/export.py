@@ -30,8 +30,8 @@ MODULES = (
 def write(folder: Path, spec: RunSpec, model: nn.Module, data_format: Any) -> None:
     """Write the folder atomically: our spec and weights, and the library's description of the modules.
 
-    Loading it by the library needs this project installed, and ``trust_remote_code=True``: since version 6.0 the library
-    asks for it before it imports a module that is not its own. The folder itself holds no code.
+    Loading it by the library needs this project installed, and ``trust_remote_code=True``: since version 6.0 the
+    library asks for it before it imports a module that is not its own. The folder itself holds no code.
 
     Args:
         folder: the target.

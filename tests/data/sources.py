@@ -184,7 +184,9 @@ def of_synthetic_pairs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes
 def of_stdlib_pairs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
     for name in ("os", "argparse", *(f"module_{number}" for number in range(40))):
         number = len(name) + hash_of(name)
-        (folder / f"{name}.py").write_text(f'"""The module {name}: {sentence(number)}.\n\nIt has {sentence(900 + number)}."""\n')
+        (folder / f"{name}.py").write_text(
+            f'"""The module {name}: {sentence(number)}.\n\nIt has {sentence(900 + number)}."""\n'
+        )
     monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda _: str(folder))
     return {"first": ({}, {"first": "summary"}), "hold_out": ({}, {"hold_out": 0.3})}
 

@@ -86,7 +86,11 @@ def test_objective_with_other_settings_keeps_the_contract(name, settings):
 
 @pytest.mark.parametrize("loss", OF_WHOLE_BATCHES)
 def test_sentence_pairs_with_a_loss_of_whole_batches_keeps_the_rest(loss):
-    for check in (checks.check_generator_decides, checks.check_what_does_not_count_is_unread, checks.check_what_is_said):
+    for check in (
+        checks.check_generator_decides,
+        checks.check_what_does_not_count_is_unread,
+        checks.check_what_is_said,
+    ):
         check(subject("sentence_pairs", loss=loss))
 
 

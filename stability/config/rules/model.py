@@ -66,8 +66,8 @@ def head_exists(recipe: AbstractRecipe) -> None:
     given = {"tied=true": size.tied, "head_bias=false": not size.head_bias, "logit_softcap": size.logit_softcap}
     if changed := next((name for name, is_given in given.items() if is_given), None):
         raise ValueError(
-            f"model.{changed} is of a model's head, and objective={recipe.objective.name} has none: its outputs are the "
-            "pooled states themselves; leave it out"
+            f"model.{changed} is of a model's head, and objective={recipe.objective.name} has none: its outputs "
+            "are the pooled states themselves; leave it out"
         )
 
 

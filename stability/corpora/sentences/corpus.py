@@ -135,8 +135,8 @@ class SentenceCorpus(AbstractRowCorpus):
         for side, which in ((self.train, "training"), (self.val, "held-out")):
             if len(side.scores_M) < FEWEST_ROWS:
                 raise ValueError(
-                    f"data: {self.description}: the {which} side needs at least {FEWEST_ROWS} rows; give more that share "
-                    "no sentence"
+                    f"data: {self.description}: the {which} side needs at least {FEWEST_ROWS} rows; give more that "
+                    "share no sentence"
                 )
 
     def log_frequencies(self) -> Float64[Tensor, " 2"]:

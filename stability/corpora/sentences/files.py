@@ -102,7 +102,9 @@ def _records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             for record in reader:
                 yield f"data.path: {file}, line {reader.line_num:,}", record
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"data.path: {file}, after line {reader.line_num:,}: {error}; save it as UTF-8 csv") from None
+            raise ValueError(
+                f"data.path: {file}, after line {reader.line_num:,}: {error}; save it as UTF-8 csv"
+            ) from None
         finally:
             text.detach()
 
@@ -128,4 +130,6 @@ def _parquet_records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 number += 1
                 yield f"data.path: {file}, row {number:,}", record
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"data.path: {file} is no parquet file, or is damaged ({str(error).partition(chr(10))[0]})") from None
+        raise ValueError(
+            f"data.path: {file} is no parquet file, or is damaged ({str(error).partition(chr(10))[0]})"
+        ) from None

@@ -49,8 +49,8 @@ def split_rows(
         members.setdefault(component, []).append(number)
     if len(members) < 2:
         raise ValueError(
-            f"data: {origin}: all {len(different):,} rows are connected by shared sentences, so that nothing can be held "
-            "out;\nrows of held-out and training side may share no sentence: give rows with other sentences"
+            f"data: {origin}: all {len(different):,} rows are connected by shared sentences, so that nothing can be "
+            "held out;\nrows of held-out and training side may share no sentence: give rows with other sentences"
         )
     held, limit = [], max(1.0, hold_out * len(different))
     for component in sorted(members, key=_digest):
