@@ -77,7 +77,10 @@ def test_similarity_prints_each_pairs_cosine(run, tmp_path, entered):
     pairs.write_text(f"{TEXTS[0]}\t{TEXTS[1]}\n{TEXTS[2]}\t{TEXTS[2]}\n")
     done = entered(MODULE, "mode=similarity", f"ckpt={run}", f"input={pairs}")
     own = own_embeddings(run)
-    assert [float(line.split()[0]) for line in done.stdout.splitlines()] == [pytest.approx(own[0] @ own[1], abs=1e-4), 1.0]
+    assert [float(line.split()[0]) for line in done.stdout.splitlines()] == [
+        pytest.approx(own[0] @ own[1], abs=1e-4),
+        1.0,
+    ]
     one = entered(MODULE, "mode=similarity", f"ckpt={run}", f"query={TEXTS[0]}", f"text={TEXTS[1]}")
     assert one.stdout.splitlines()[0] == done.stdout.splitlines()[0]
 
@@ -113,7 +116,10 @@ def test_nearest_rows_are_those_of_a_full_sort_across_blocks(monkeypatch):
     queries, corpus = draws.normal(size=(5, 4)).astype(np.float32), draws.normal(size=(40, 4)).astype(np.float32)
     corpus[31] = corpus[3]  # a tie: the earlier one is first
     found, cosines = find_nearest(queries, corpus, 6)
-    unit = [each.astype(np.float64) / np.linalg.norm(each.astype(np.float64), axis=1, keepdims=True) for each in (queries, corpus)]
+    unit = [
+        each.astype(np.float64) / np.linalg.norm(each.astype(np.float64), axis=1, keepdims=True)
+        for each in (queries, corpus)
+    ]
     expected = unit[0] @ unit[1].T
     for row, (indices, values) in enumerate(zip(found, cosines, strict=True)):
         order = sorted(range(40), key=lambda index: (-round(expected[row, index], 12), index))[:6]
@@ -141,7 +147,10 @@ REFUSED = [
     ("mode=similarity ckpt=x query=a", "takes either query=TEXT text=TEXT, or input=FILE of pairs"),
     ("mode=cluster ckpt=x input=y query=z", "query=z belongs to mode=similarity or search, and this is mode=cluster"),
     ("mode=export dir=x out=y", "dir=x is exported already"),
-    ("mode=search ckpt=x query=a data=stdlib", "data=stdlib has no sentences; choose pairs or stdlib_pairs or synthetic_pairs"),
+    (
+        "mode=search ckpt=x query=a data=stdlib",
+        "data=stdlib has no sentences; choose pairs or stdlib_pairs or synthetic_pairs",
+    ),
 ]
 
 
@@ -165,7 +174,10 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
         (f"mode=encode dir={tmp_path} input={texts} out={tmp_path / 'o'}", "no modules.json there"),
         (f"mode=similarity ckpt={run} input={three}", "line 1: a pair is two texts with one tab between"),
         (f"mode=cluster ckpt={run} input={texts} clusters=5", "there are 4 different embeddings"),
-        (f"mode=encode ckpt={masked} input={texts} out={tmp_path / 'o'}", "objective=mlm trains no sentence embeddings"),
+        (
+            f"mode=encode ckpt={masked} input={texts} out={tmp_path / 'o'}",
+            "objective=mlm trains no sentence embeddings",
+        ),
     ]
     for words, message in cases:
         done = entered(MODULE, *words.split())

@@ -74,7 +74,7 @@ class EmbedSpec(Settings):
         for name, modes in OF_MODE.items():
             if self.mode not in modes and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} belongs to mode={' or '.join(modes)}, and mode={self.mode}"
+                    f"{name}={getattr(self, name)} belongs to mode={' or '.join(modes)}, and this is mode={self.mode}"
                 )
         if self.mode in ("encode", "export") and self.out is None:
             raise ValueError(f"out: a value is missing; mode={self.mode} writes out=FOLDER")

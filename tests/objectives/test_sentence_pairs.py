@@ -48,7 +48,10 @@ def test_equal_positives_do_not_compete_in_mnrl():
     examples = own.examples(batch([[[1], [2]], [[3], [2]], [[5], [6]]]), generator())
     x = torch.tensor([[[1.0, 0], [0.6, 0.8]], [[0, 1.0], [0.6, 0.8]], [[0.8, 0.6], [1, 0]]], dtype=torch.float64)
     cosines = [[0.6, 1.0], [0.8, 0.0], [0.96, 0.8]]  # with the two different positives
-    terms = [math.log(sum(math.exp(20 * c) for c in row)) - 20 * row[own_] for row, own_ in zip(cosines, (0, 0, 1), strict=True)]
+    terms = [
+        math.log(sum(math.exp(20 * c) for c in row)) - 20 * row[own_]
+        for row, own_ in zip(cosines, (0, 0, 1), strict=True)
+    ]
     # the third row has two candidates of its first kind
     terms[2] = math.log(2 * math.exp(20 * 0.96) + math.exp(20 * 0.8)) - 20 * 0.8
     assert float(own.loss_sum(x, examples)[0]) == pytest.approx(sum(terms), rel=1e-12)
