@@ -145,6 +145,7 @@ def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, tab
     """Return the shape of the head; ValueError if it is tied to a table with too few rows."""
     tied_to = None
     if spec.model.tied:
+        assert objective.num_outputs is not None  # rule `head_exists`
         if len(getattr(table, "weight", ())) < objective.num_outputs:
             raise ValueError(
                 f"model.tied=true: objective={spec.objective.name} embeds by no table of the "

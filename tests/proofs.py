@@ -56,6 +56,7 @@ ENTRIES = (
     "transfer",
     "deploy",
     "infer",
+    "embed",
 )
 
 

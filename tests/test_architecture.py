@@ -44,6 +44,7 @@ TORCH_FREE = [
     "stability.deploy",
     "stability.infer",
     "stability.generate",
+    "stability.embed",
     "stability.status",
     "analysis.report",
     "sweeps.search.edge",

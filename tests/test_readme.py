@@ -181,6 +181,7 @@ ENTRIES = (
     "transfer",
     "deploy",
     "infer",
+    "embed",
 )
 OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear", "mixture")
 

@@ -21,6 +21,7 @@ from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
+from analysis.study.reference import changes_loss
 from analysis.words import join_words, lr_text, plural, short_count, value_text
 from stability.runs.words import Words
 
@@ -101,8 +102,11 @@ class Ablation:
 
 
 def ablations(study: Study) -> tuple[Ablation, ...]:
-    """Return one ablation for each ablated series; none in a study without `ablate`."""
-    described = study.study.get("ablations") or []
+    """Return one ablation for each ablated series; none in a study without `ablate`.
+
+    Settings that change the loss itself are left out: their NLLs have different units.
+    """
+    described = [item for item in study.study.get("ablations") or [] if not changes_loss(item)]
     found = []
     for base in dict.fromkeys(study.runs["base"]):
         runs = study.runs[study.runs["base"] == base]

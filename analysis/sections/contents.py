@@ -13,6 +13,7 @@ from analysis.sections import (
     curves,
     discrepancy,
     edge,
+    embeddings,
     generation,
     gradients,
     layer_figures,
@@ -45,6 +46,7 @@ SECTIONS: tuple[Section, ...] = (
     ablation_figure.SECTION,
     nll_figures.SECTION,
     accuracy.SECTION,
+    embeddings.SECTION,
     components.SECTION,
     mirror.SECTION,
     generation.SECTION,
@@ -74,6 +76,7 @@ SECTIONS: tuple[Section, ...] = (
 # Printed last by a sweep: a terminal shows the end of a printout.
 PRINTED_LAST: tuple[Section, ...] = (
     ablation_figure.SECTION,
+    embeddings.SECTION,
     alpha.SECTION,
     optimizers.SECTION,
     mixers.SECTION,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
 
 PLAIN = {"residual": "identity", "norm": "layernorm"}  # the parts of a plain model
+# settings of `objective=sentence_pairs` under which a loss has another unit
+OF_LOSS = ("loss", "temperature", "margin")
 
 
 @once_per_study
@@ -16,8 +21,8 @@ def references(study: Study) -> dict[str, str]:
 
     Of another mechanism, or with an ablated setting: the reference mechanism with otherwise equal settings, the ablated
     one included where it has it; else the base of the ablation. Of the reference mechanism itself: the plain residual
-    scheme, then the plain norm. Data are never compared, since their NLLs have different units; nor are optimizers,
-    but as a variant with its base's reference rate.
+    scheme, then the plain norm. Data are never compared, since their NLLs have different units; nor are variants of
+    the loss itself; nor are optimizers, but as a variant with its base's reference rate.
     """
     if study.is_search:
         return {}
@@ -27,6 +32,8 @@ def references(study: Study) -> dict[str, str]:
 
 def _reference(study: Study, series: str) -> str | None:
     row = study.of(series).iloc[0]
+    if _has_own_loss(study, row["variant"]):
+        return None
     if row["mechanism"] != study.reference or row["variant"]:
         to_reference = {"mechanism": study.reference}
         name = _same_but(study, row, to_reference) if row["mechanism"] != study.reference else None
@@ -52,3 +59,14 @@ def _same_but(study: Study, row, changed: dict[str, str]) -> str | None:
     base = study.runs.drop_duplicates("series")
     names = set(base.loc[(base[axes] == wanted).all(axis=1), "series"])
     return next((name for name in study.series if name in names), None)
+
+
+def changes_loss(ablation: Mapping[str, Any]) -> bool:
+    """Return whether an ablation of a study's record varies the loss itself, so that its values do not compare."""
+    return ablation["part"] == "objective" and ablation["setting"] in OF_LOSS
+
+
+def _has_own_loss(study: Study, variant: str) -> bool:
+    """Return whether a variant's setting changes the loss itself."""
+    ablations = [item for item in study.study.get("ablations") or [] if changes_loss(item)]
+    return bool(variant) and any(value["variant"] == variant for item in ablations for value in item["values"])

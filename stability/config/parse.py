@@ -9,6 +9,7 @@ from stability.config.base import AnySettings, Settings, validate
 from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
 from stability.config.deployment import DeploySpec, InferSpec
+from stability.config.embedding import EmbedSpec
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
@@ -32,6 +33,7 @@ SPECS: dict[str, type[Settings]] = {
     "transfer": TransferSpec,
     "deploy": DeploySpec,
     "infer": InferSpec,
+    "embed": EmbedSpec,
 }  # the spec of each entry
 
 

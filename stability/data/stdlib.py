@@ -62,16 +62,7 @@ class StdlibDocstrings(AbstractDataSource):
 
         The state is name, size and modification time.
         """
-        root = library_folder()
-        digest = hashlib.sha256(
-            repr(
-                (VERSION, platform.python_implementation(), platform.python_version(), platform.python_build())
-            ).encode()
-        )
-        for file in source_files(root):
-            status = file.stat()
-            digest.update(f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
+        return library_key(VERSION)
 
     @classmethod
     def inputs(cls, config: StdlibConfig) -> Iterator[Path]:
@@ -82,6 +73,18 @@ class StdlibDocstrings(AbstractDataSource):
     @classmethod
     def tokens_of(cls, config: StdlibConfig) -> str:
         return "bytes"
+
+
+def library_key(version: int) -> str:
+    """Return a digest of a version of the reader, Python's version and build, and the state of each source file."""
+    root = library_folder()
+    digest = hashlib.sha256(
+        repr((version, platform.python_implementation(), platform.python_version(), platform.python_build())).encode()
+    )
+    for file in source_files(root):
+        status = file.stat()
+        digest.update(f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def library_folder() -> Path:
@@ -108,18 +111,32 @@ def source_files(root: Path) -> Iterator[Path]:
 
 def documents(file: Path) -> Iterator[str]:
     """Yield the sufficiently long texts of one source file; none if it does not parse."""
+    if (tree := parse(file)) is None:
+        return
+    texts = topics(tree) if file.parts[-2:] == ("pydoc_data", "topics.py") else docstrings(tree)
+    yield from (text for text in map(clean, texts) if len(text) >= MIN_CHARACTERS)
+
+
+def parse(file: Path) -> ast.Module | None:
+    """Return a source file's syntax tree; None if it does not parse.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
-            tree = ast.parse(file.read_bytes())
+            return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
-        return
+        return None
     except OSError as error:
         raise ValueError(f"data=stdlib: cannot read {file}: {error.strerror}") from None
-    texts = topics(tree) if file.parts[-2:] == ("pydoc_data", "topics.py") else docstrings(tree)
+
+
+def clean(text: str) -> str:
+    """Return a text with a UTF-8 form and without NUL, stripped."""
     # NUL separates documents, and a lone surrogate has no UTF-8 form; both occur only in examples
-    clean = (text.strip().replace("\0", "\\0").encode("utf-8", "replace").decode("utf-8") for text in texts)
-    yield from (text for text in clean if len(text) >= MIN_CHARACTERS)
+    return text.strip().replace("\0", "\\0").encode("utf-8", "replace").decode("utf-8")
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:

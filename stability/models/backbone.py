@@ -50,6 +50,20 @@ class TiedHead(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(num_outputs)) if bias else None)
 
 
+class NoHead(nn.Module):
+    """No head: the outputs of the model are the head's inputs. ``weight`` is the identity, for a `Readout`."""
+
+    bias = None
+    weight: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("weight", torch.eye(width), persistent=False)
+
+    def forward(self, hidden_BND: Tensor) -> Tensor:
+        return hidden_BND
+
+
 class Backbone(OwnInit):
     """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head.
 
@@ -58,9 +72,12 @@ class Backbone(OwnInit):
     With cross branches in the blocks, context tokens (B, J) use the same embedding and are normed once. Every block
     reads the same context, on the scale of the normed source.
 
+    Inputs and mask (B, S, N) are B groups of S sequences, e.g. the sentences of a pair; the results are (B, S, V), one
+    pooled row per sequence.
+
     Args:
         embedding: module from inputs to (B, N, D): an `nn.Embedding` of tokens, patches of images.
-        num_outputs: V.
+        num_outputs: V; None: no head, the outputs are the pooled states themselves.
         width: D.
         blocks: the blocks.
         final_norm: norm before the head.
@@ -100,7 +117,7 @@ class Backbone(OwnInit):
     def __init__(
         self,
         embedding: nn.Module,
-        num_outputs: int,
+        num_outputs: int | None,
         width: int,
         blocks: list[Block],
         final_norm: nn.Module,
@@ -118,8 +135,11 @@ class Backbone(OwnInit):
         self.blocks, self.loops = nn.ModuleList(blocks), loops
         hold_once(self.blocks)
         self.final_norm = final_norm
-        tied = head.tied_to is not None
-        self.head = TiedHead(num_outputs, head.bias) if tied else nn.Linear(width, num_outputs, head.bias)
+        if num_outputs is None:
+            self.head = NoHead(width)
+        else:
+            tied = head.tied_to is not None
+            self.head = TiedHead(num_outputs, head.bias) if tied else nn.Linear(width, num_outputs, head.bias)
         self.context_norm = context_norm
         self.noise_level = None if condition is None else NoiseLevel(condition)
         self.final_modulation = None if condition is None else FinalModulation(condition.width, width)
@@ -149,7 +169,7 @@ class Backbone(OwnInit):
 
         Args:
             tokens_BN: inputs of the embedding.
-            mask_BN: True for a valid token; None: all.
+            mask_BN: True for a valid token; None: all. With three axes, tokens have them, too.
             context_BJ: context tokens, required if and only if there are cross branches.
             context_mask_BJ: True for a valid context token; None: all.
             sigma_B: noise level of each sequence, required if and only if the model is conditioned.
@@ -164,6 +184,10 @@ class Backbone(OwnInit):
         context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:
             self._check(inputs)
+        groups = None
+        if mask_BN is not None and mask_BN.ndim == 3:
+            groups = mask_BN.shape[:2]
+            tokens_BN, mask_BN = tokens_BN.flatten(0, 1), mask_BN.flatten(0, 1)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state, own = residual.enter(self.dropout(self._embed(tokens_BN, mask_BN))), []
         for block in self.list_passes():
@@ -173,6 +197,9 @@ class Backbone(OwnInit):
             hidden_BND = self.final_modulation(condition_BC).shift_and_scale(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
+        if groups is not None:
+            hidden_BND = hidden_BND.squeeze(1).unflatten(0, groups)
+            own = [loss.unflatten(0, groups).mean(1) for loss in own]
         if self.readout_scale != 1:
             hidden_BND = self.readout_scale * hidden_BND
         result = self._read_out(hidden_BND, readout)
@@ -185,10 +212,10 @@ class Backbone(OwnInit):
     def _read_out(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
         if readout is not None:
             return readout(hidden_BND, self._head_weight(), self.head.bias)
-        if isinstance(self.head, nn.Linear):
-            logits_BNV = self.head(hidden_BND)
-        else:
+        if isinstance(self.head, TiedHead):
             logits_BNV = nn.functional.linear(hidden_BND, self._head_weight(), self.head.bias)
+        else:
+            logits_BNV = self.head(hidden_BND)
         return self.cap(logits_BNV)
 
     def cap(self, logits: Tensor) -> Tensor:
@@ -203,7 +230,7 @@ class Backbone(OwnInit):
 
     def _head_weight(self) -> Tensor:
         """Return the head's weight (V, D); if tied, the embedding's first V rows."""
-        if isinstance(self.head, nn.Linear):
+        if not isinstance(self.head, TiedHead):
             return self.head.weight
         weight: Any = self.embedding.get_submodule(cast(str, self.tied_to)).weight
         return weight if len(weight) == self.head.num_outputs else weight[: self.head.num_outputs]

@@ -113,16 +113,3 @@ class PatchEmbedding(nn.Module):
         if self.class_D is not None:
             x_BND = torch.cat([self.class_D.expand(len(x_BND), 1, -1), x_BND], 1)
         return x_BND + self.positions_ND
-
-
-def first_position(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """Return the first position, a class token, (B, 1, D)."""
-    return hidden_BND[:, :1]
-
-
-def mean_over_positions(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """Return the mean over the valid positions (without a mask: all), (B, 1, D)."""
-    if mask_BN is None:
-        return hidden_BND.mean(1, keepdim=True)
-    weights_BN1 = (mask_BN / mask_BN.sum(1, keepdim=True))[..., None].to(hidden_BND.dtype)
-    return (hidden_BND.where(mask_BN[..., None], 0.0) * weights_BN1).sum(1, keepdim=True)

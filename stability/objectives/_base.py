@@ -155,7 +155,10 @@ class AbstractObjective(KernelUser):
             embedding.
         config: its settings, those of `ObjectiveSettings` included.
         num_inputs: rows of the embedding.
-        num_outputs: columns of the head.
+        num_outputs: columns of the head; None: no head (``has_head``).
+        has_head: whether the model has a head.
+        compares_rows: whether scores and baseline compare held-out examples with each other: `validate_together` and
+            `baseline_sum` replace sums over chunks.
         mask_id: id of a hidden token, one past the vocabulary; None if nothing is unmasked (ar, a uniform graph).
     """
 
@@ -169,7 +172,9 @@ class AbstractObjective(KernelUser):
     Sampling: ClassVar[type[Settings]] = Settings
     samplers: tuple[str, ...] = ()
     stepped: ClassVar[tuple[str, ...]] = ()
-    Config: ClassVar[type[ObjectiveSettings]]
+    Config: ClassVar[type[Settings]]
+    has_head: ClassVar[bool] = True
+    compares_rows: ClassVar[bool] = False
     direction: ClassVar[str]
     embeds_positions: ClassVar[bool] = False
     embeds_tokens: ClassVar[bool] = True
@@ -177,7 +182,7 @@ class AbstractObjective(KernelUser):
     condition: ConditionShape | None = None
     config: Any
     num_inputs: int
-    num_outputs: int
+    num_outputs: int | None
     mask_id: int | None = None
 
     def __init__(self, config: Any, vocab_size: Any):
@@ -269,6 +274,11 @@ class AbstractObjective(KernelUser):
             pool: folder of the runs.
         """
         return cls.reads(config, corpus, pool)
+
+    @classmethod
+    def needs_whole_batch(cls, config: Any) -> str:
+        """Return why a batch must not be split, as the end of a message; "": its parts add up."""
+        return ""
 
     def tokens_needed(self, positions: int) -> int:
         """Return the number of tokens to draw per sequence for a model of ``positions``."""
@@ -389,6 +399,24 @@ class AbstractObjective(KernelUser):
         The names are columns of ``metrics.jsonl``.
         """
         return *self.loss(model, examples), {}
+
+    def validate_together(self, model: nn.Module, chunks: Sequence[Examples]) -> dict[str, float]:
+        """Return ``val_nll`` and the scores of all held-out examples, for ``compares_rows``.
+
+        Args:
+            model: the model.
+            chunks: the held-out examples.
+        """
+        raise NotImplementedError
+
+    def baseline_sum(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """Return the loss's sum of the best model that reads no input, for ``compares_rows``.
+
+        Args:
+            log_frequencies_V: from the corpus.
+            examples: the batch.
+        """
+        raise NotImplementedError
 
     def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
         """Return the terms of `loss_sum`, one per name in `components`."""

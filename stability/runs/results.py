@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from stability.config.ablation import value_text
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, readable_rows
 from stability.runs.parquet import join_tables, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
@@ -40,6 +40,9 @@ from stability.runs.study import StudyFolder
 
 # usual values of model parts without a column of their own
 USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32", "parametrization": "standard"}
+
+# score of an objective that ranks sentences; those of step 0 are columns, too
+RANKED = "val_spearman"
 
 ParsedColumns = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -223,7 +226,17 @@ def _run_row(
     row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
+    result |= _initial_scores(files.directory, result)
     return row | parsed_columns(files.spec) | result | _generative_nll(_find_phase(scores, TERMINAL))
+
+
+def _initial_scores(directory: RunDirectory, result: dict[str, Any]) -> dict[str, Any]:
+    """Return the correlations and recalls at step 0, ``init_val_<name>``, of an objective that ranks sentences."""
+    if RANKED not in result:
+        return {}
+    first = next(iter(readable_rows(directory.metrics_file)), {})
+    own = own_columns("runs", list(result))
+    return {f"init_{name}": first[name] for name in own if name.startswith("val_") and name in first}
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:

@@ -205,12 +205,13 @@ OPTIONAL = {
     "signals": SIGNAL_COLUMNS,
 }
 
-# By table: prefixes of an objective's own numeric columns: further validation scores, components of the NLL, their
+# By table: prefixes of an objective's own numeric columns: further validation scores, those at step 0, components of
+# the NLL, their
 # frequency baselines, components of an oracle's NLL. For recorded steps, columns of some optimizers: `rate_found`, the
 # learning rate found by the optimizer itself, times the run's. For runs, columns of some parts: `idle_params`,
 # parameters that a position does not meet; `piecewise_smooth`, 1 if the model selects by scores of its own.
 OWN_PREFIXES = {
-    "runs": ("val_", "unigram_nll_", "gen_nll_", "idle_", "piecewise_"),
+    "runs": ("val_", "init_val_", "unigram_nll_", "gen_nll_", "idle_", "piecewise_"),
     "generation": ("nll_",),
     "curvature": ("rate_",),
 }

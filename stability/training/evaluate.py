@@ -76,6 +76,9 @@ class Validation:
         """
         sums = [0.0] * (2 + len(self._objective.score_names))
         with in_mode(model, training=False):
+            if self._objective.compares_rows:
+                with computing_in(self._precision, self._device):
+                    return self._objective.validate_together(model, self._chunks)
             for parts in spread(partial(self._sums, model), self._chunks):
                 sums = [total + part for total, part in zip(sums, parts, strict=True)]
         count, *totals = sums
@@ -95,6 +98,9 @@ class Validation:
         This is the baseline to beat. It is measured, not the entropy of the frequencies: the mean loss of a few hundred
         sequences scatters (by a few per cent for score entropy), for this model as for any other.
         """
+        if self._objective.compares_rows:
+            count = sum(float(self._objective.count(examples, torch.float64)) for examples in self._chunks)
+            return sum(float(self._objective.baseline_sum(log_frequencies_V, each)) for each in self._chunks) / count
         return self._average_over_unigram(
             log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])]
         )[0]

@@ -379,6 +379,7 @@ def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
         "transfer",
         "deploy",
         "infer",
+        "embed",
     ],
 )
 def test_help_is_printed_for_h(module):

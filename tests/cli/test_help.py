@@ -24,6 +24,7 @@ NEEDED = {
     "infer": ["dir=x"],
     "dashboard": ["name=x"],
     "hessian": ["hf=x"],
+    "embed": ["mode=export", "ckpt=x", "out=y"],
 }
 # set by study=quickstart, a preset
 OF_PRESET = ("mechanism", "seeds", "curvature.parity_steps")

@@ -75,6 +75,9 @@ def _items(corpus: Any, split: str) -> list[bytes]:
         return [image.tobytes() for image in side.images_MHWC]
     if corpus.kind == "questions":
         return [row.tobytes() for row in getattr(corpus, split).tokens_MN]
+    if corpus.kind == "sentences":
+        numbers = getattr(corpus, split).rows_MS.flatten().astype(int).tolist()
+        return [corpus.tokens[corpus.starts[each] : corpus.starts[each + 1]].tobytes() for each in numbers]
     if corpus.kind == "proteins":
         return [chain.letters.encode() for chain in corpus.chains(split)]
     tokens, borders = getattr(corpus, f"{split}_tokens"), getattr(corpus, f"{split}_borders")
@@ -125,6 +128,13 @@ def _check_kind(corpus: AbstractCorpus, batch: Any) -> None:
         assert batch.tokens_BN.min() >= 0 and batch.answers_BN.min() == -1, "something is asked everywhere"
         assert max(batch.tokens_BN.max(), batch.answers_BN.max()) < corpus.format, "a token outside of the vocabulary"
         assert (batch.answers_BN >= 0).any(1).all(), "a sequence asks nothing"
+    elif corpus.kind == "sentences":
+        shape = (5, corpus.format["sentences"], POSITIONS)
+        assert batch.tokens_BSN.shape == batch.mask_BSN.shape == shape and batch.tokens_BSN.dtype == torch.int64
+        assert batch.mask_BSN.any(-1).all(), "an empty sentence"
+        assert (batch.tokens_BSN[~batch.mask_BSN] == corpus.format["vocab_size"]).all(), "padding is another token"
+        assert batch.tokens_BSN[batch.mask_BSN].max() < corpus.format["vocab_size"], "a token outside of the vocabulary"
+        assert batch.scores_B.abs().max() <= 1 and (corpus.format["scored"] or (batch.scores_B == 1).all())
     else:
         assert corpus.kind == "proteins", f"no check for corpora of {corpus.kind}"
         assert len(batch.ids) == 5 and batch.residues_BN.shape[1] <= POSITIONS

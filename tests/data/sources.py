@@ -163,6 +163,34 @@ def of_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
     return drawn(base, {"vocab_size": 14, "copied": 3, "selective": False})
 
 
+def of_pairs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    for name, first in (("a", 0), ("b", 100)):
+        rows = "".join(f"{sentence(first + row)},{sentence(500 + first + row)},{row % 3}\n" for row in range(40))
+        (folder / f"{name}.csv").write_text(f"a,b,score\n{rows}")
+    base = {"path": str(folder / "a.csv"), "range": (0.0, 5.0)}
+    return {
+        "path": (base, {**base, "path": str(folder / "b.csv")}),
+        "range": (base, {**base, "range": (0.0, 4.0)}),
+        "hold_out": (base, {**base, "hold_out": 0.4}),
+    }
+
+
+def of_synthetic_pairs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    base = {"num": 200}
+    others = {"num": 210, "form": "pairs", "hold_out": 0.3, "seed": 1}
+    return {field: (base, {**base, field: value}) for field, value in others.items()}
+
+
+def of_stdlib_pairs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    for name in ("os", "argparse", *(f"module_{number}" for number in range(40))):
+        number = len(name) + hash_of(name)
+        (folder / f"{name}.py").write_text(
+            f'"""The module {name}: {sentence(number)}.\n\nIt has {sentence(900 + number)}."""\n'
+        )
+    monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda _: str(folder))
+    return {"first": ({}, {"first": "summary"}), "hold_out": ({}, {"hold_out": 0.3})}
+
+
 def drawn(base: Settings, others: Settings) -> Changes:
     """Changes of a source that is drawn: its own, and those that each of them has."""
     others = {**others, "length": 18, "num": 61, "held_out": 21, "seed": 1}
@@ -176,8 +204,11 @@ MADE: dict[str, Callable[[Path, pytest.MonkeyPatch], Changes]] = {
     "hf": of_hf,
     "images": of_images,
     "mqar": of_mqar,
+    "pairs": of_pairs,
     "protein": of_protein,
     "stdlib": of_stdlib,
+    "stdlib_pairs": of_stdlib_pairs,
+    "synthetic_pairs": of_synthetic_pairs,
     "text": of_text,
 }
 # settings that no file on this disk can show: the test that shows that they are read

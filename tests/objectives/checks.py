@@ -93,7 +93,8 @@ def check_what_does_not_count_is_unread(subject: Subject) -> None:
     moved = examples._replace(targets_BN=examples.targets_BN.masked_fill(examples.weights_BN == 0, 0))
     assert torch.allclose(objective.loss_sum(logits, moved)[0], total, rtol=1e-12), "targets without weight are read"
     if examples.mask_BN is not None:
-        assert unread_BN[~examples.mask_BN].all(), "padding has a weight"
+        if examples.mask_BN.ndim == unread_BN.ndim:  # else a weight is that of a whole sentence
+            assert unread_BN[~examples.mask_BN].all(), "padding has a weight"
         losses = [_with_padding(subject, examples, content) for content in (0.0, 100.0)]
         assert torch.equal(*losses), "what stands in padding changes the loss"
 
@@ -101,7 +102,7 @@ def check_what_does_not_count_is_unread(subject: Subject) -> None:
 def _with_padding(subject: Subject, examples: Any, content: float) -> Tensor:
     """Return the loss where every embedded padding position holds ``content``."""
     embedding = subject.model.get_submodule("embedding")
-    padded_BN1 = ~examples.mask_BN[..., None]
+    padded_BN1 = ~examples.mask_BN.flatten(0, -2)[..., None]
     hook = embedding.register_forward_hook(lambda module, given, made: made.masked_fill(padded_BN1, content))
     try:
         return subject.objective.loss(subject.model, examples)[0]

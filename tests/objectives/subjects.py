@@ -13,6 +13,7 @@ from stability.config.parts import validate_settings
 from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.questions.corpus import UNASKED, QuestionBatch
+from stability.corpora.sentences.corpus import SentenceBatch
 from stability.models.images import ImageFormat
 from stability.objectives import AbstractObjective
 from stability.registry import Registry
@@ -24,8 +25,21 @@ VOCABULARY = 8
 IMAGE = ImageFormat(8, 8, 3, 5, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
 # what an objective cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {"multitrack": {"tokenizer": "0" * 12}}
-FORMATS: dict[str, Any] = {"tokens": VOCABULARY, "images": IMAGE._asdict(), "proteins": SIZES, "questions": VOCABULARY}
-SOURCES = {"tokens": "stdlib", "images": "images", "proteins": "protein", "questions": "mqar"}
+SENTENCES = {"vocab_size": VOCABULARY, "sentences": 2, "scored": False}
+FORMATS: dict[str, Any] = {
+    "tokens": VOCABULARY,
+    "images": IMAGE._asdict(),
+    "proteins": SIZES,
+    "questions": VOCABULARY,
+    "sentences": SENTENCES,
+}
+SOURCES = {
+    "tokens": "stdlib",
+    "images": "images",
+    "proteins": "protein",
+    "questions": "mqar",
+    "sentences": "synthetic_pairs",
+}
 
 
 class Subject(NamedTuple):
@@ -74,4 +88,10 @@ def batch(objective: AbstractObjective) -> Any:
         tokens_BN, answers_BN = torch.randint(VOCABULARY, (2, ROWS, TINY["model"]["positions"]), generator=draws)
         asked_BN = torch.rand(answers_BN.shape, generator=draws) < 0.4
         return QuestionBatch(tokens_BN, torch.where(asked_BN, answers_BN, UNASKED))
+    if objective.corpus_kind == "sentences":
+        shape = (ROWS, 2, TINY["model"]["positions"])
+        lengths = torch.randint(1, shape[-1] + 1, shape[:2], generator=draws)
+        mask_BSN = torch.arange(shape[-1]) < lengths[..., None]
+        tokens_BSN = torch.randint(VOCABULARY, shape, generator=draws).masked_fill(~mask_BSN, VOCABULARY)
+        return SentenceBatch(tokens_BSN, mask_BSN, torch.ones(ROWS))
     return batch_of([*some_proteins(), *some_proteins()])

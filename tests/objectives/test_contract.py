@@ -49,6 +49,9 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("mlm", "fixed_rate"): {"mask_rate": "fixed"},
     ("score_entropy", "epsilon"): {"noise": "loglinear"},
     ("classify", "magnitude"): {"rand_augment": 2},
+    ("sentence_pairs", "temperature"): {"loss": "cosent"},
+    ("sentence_pairs", "margin"): {"loss": "triplet"},
+    ("sentence_pairs", "normalise"): {"loss": "triplet"},
 }
 # where another value than the one that a field's type suggests is needed
 OTHERS: dict[tuple[str, str], Any] = {
@@ -61,7 +64,10 @@ VARIED = [
     ("mlm", {"context": 3}),
     ("score_entropy", {"graph": "uniform", "noise": "loglinear", "loss_chunk": 7}),
     ("multitrack", {"sources": ("sequence",), "tokenizer": None, "contexts": ()}),
+    ("sentence_pairs", {"loss": "triplet", "pooling": "max", "normalise": False}),
 ]
+# losses that compare the rows of a batch with each other: their microbatches do not add up, and are refused
+OF_WHOLE_BATCHES = ("cosent", "mnrl")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,6 +82,16 @@ def test_objective_with_other_settings_keeps_the_contract(name, settings):
         if settings.get("context") and check is checks.check_samplers:
             continue  # a model with cross branches has no context to sample with, and says so
         check(subject(name, **settings))
+
+
+@pytest.mark.parametrize("loss", OF_WHOLE_BATCHES)
+def test_sentence_pairs_with_a_loss_of_whole_batches_keeps_the_rest(loss):
+    for check in (
+        checks.check_generator_decides,
+        checks.check_what_does_not_count_is_unread,
+        checks.check_what_is_said,
+    ):
+        check(subject("sentence_pairs", loss=loss))
 
 
 @pytest.mark.parametrize(("name", "field"), SETTINGS)

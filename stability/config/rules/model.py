@@ -58,6 +58,19 @@ def head_can_be_tied(recipe: AbstractRecipe) -> None:
         )
 
 
+def head_exists(recipe: AbstractRecipe) -> None:
+    """Refuse settings of a head that the model of this objective does not have."""
+    size = recipe.model
+    if Registry("objectives").load(recipe.objective.name).has_head:
+        return
+    given = {"tied=true": size.tied, "head_bias=false": not size.head_bias, "logit_softcap": size.logit_softcap}
+    if changed := next((name for name, is_given in given.items() if is_given), None):
+        raise ValueError(
+            f"model.{changed} is of a model's head, and objective={recipe.objective.name} has none: its outputs "
+            "are the pooled states themselves; leave it out"
+        )
+
+
 def embedding_can_be_convolved(recipe: AbstractRecipe) -> None:
     """Refuse a convolution of anything but embedded tokens, and an even one that reads both sides."""
     size = recipe.model.embedding_conv
@@ -252,6 +265,7 @@ PLAIN_RESIDUALS = ("identity", "ode")
 OF_RECIPE = (
     data_fit_objective,
     positions_are_added_once,
+    head_exists,
     head_can_be_tied,
     embedding_can_be_convolved,
     logits_can_be_capped,

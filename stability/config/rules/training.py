@@ -70,6 +70,30 @@ def microbatch_is_a_part(recipe: AbstractRecipe) -> None:
         )
 
 
+def batch_is_whole(recipe: AbstractRecipe) -> None:
+    """Refuse parts of a batch for a loss that compares its examples with each other."""
+    objective = Registry("objectives").load(recipe.objective.name)
+    if (reason := objective.needs_whole_batch(recipe.objective.settings)) and recipe.microbatch is not None:
+        raise ValueError(f"microbatch={recipe.microbatch} splits a batch, and {reason}; use microbatch=null")
+
+
+def batches_are_measured_whole(sweep: SweepSpec) -> None:
+    """Refuse devices or measurements that split a batch whose examples are compared with each other."""
+    objective = Registry("objectives").load(sweep.objective.name)
+    if objective.compares_rows and sweep.devices_per_trial > 1:
+        raise ValueError(
+            f"devices_per_trial={sweep.devices_per_trial} splits the held-out examples, and objective="
+            f"{sweep.objective.name} ranks all of them together; use devices_per_trial=1"
+        )
+    if not sweep.hessian or not (reason := objective.needs_whole_batch(sweep.objective.settings)):
+        return
+    if sweep.curvature.microbatch is not None:
+        raise ValueError(
+            f"curvature.microbatch={sweep.curvature.microbatch} splits a batch, and {reason}; use "
+            "curvature.microbatch=null"
+        )
+
+
 def schedule_fits_optimizer(run: RunSpec) -> None:
     _require_schedule(run.optimizer, run.schedule.name)
 
@@ -99,6 +123,7 @@ OF_RECIPE = (
     loss_can_be_compiled,
     graphs_replay_one_pass,
     microbatch_is_a_part,
+    batch_is_whole,
 )
 OF_RUN = (schedule_fits_optimizer, initial_step_is_below_steps)
-OF_SWEEP = (schedule_fits_each_optimizer,)
+OF_SWEEP = (schedule_fits_each_optimizer, batches_are_measured_whole)

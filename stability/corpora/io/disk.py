@@ -60,7 +60,7 @@ def read_array(file: Path, expected_sha256: str) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise make_damage_error(file, str(error)) from None
     if (
-        array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64)
+        array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64, np.float32)
         or array.ndim != 1
         or sha256(array) != expected_sha256
     ):

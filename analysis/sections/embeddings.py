@@ -1,0 +1,83 @@
+"""Show sentence embeddings beside their start: correlation and recall at each series' best rate.
+
+Nothing for a study whose objective ranks no sentences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.drawing.pieces import Pieces, heading, shown
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.spread import INTERVAL_RULE, Spread
+from analysis.numbers.windows import windows
+from analysis.sections.nll import select_finished
+from analysis.sections.section import Drawn, Section, is_of_rates, make_printer
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+from analysis.words import lr_text
+
+TITLE = "Sentence embeddings beside their start"
+PAIRS = (
+    "The pairs of Spearman's correlation are each held-out row's own (1) and its first sentence with the next row's "
+    "second one (0), so that 0.87 is the most."
+)
+# column of the runs, name, factor
+SCORES = (
+    ("val_spearman", "Spearman", 1.0),
+    ("val_recall_1", "recall@1 (%)", 100.0),
+    ("val_recall_10", "recall@10 (%)", 100.0),
+)
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(_scores(study))
+
+
+def _scores(study: Study) -> list[tuple[str, str, float]]:
+    """Return the scores with a value at the start and at the end."""
+    runs = study.runs
+    return [each for each in SCORES if f"init_{each[0]}" in runs and len(select_finished(runs, each[0]))]
+
+
+def table(study: Study) -> Table:
+    """Return a row for each series: its scores at step 0 and at the end, at the best rate of its loss."""
+    scores = _scores(study)
+    rows = tuple(_row(study, name, scores) for name in study.series)
+    pairs = f" {PAIRS}" if "val_recall_1" in study.runs else ""
+    caption = (
+        "At step 0, the pooled start, and after training, at the rate with the least "
+        f"{wording.words(study).nll}: medians over seeds. {INTERVAL_RULE} of the gain, end less start of each seed; "
+        f"bold: above 0.{pairs}"
+    )
+    return Table(TITLE, caption, ("mechanism", "best LR", *(name for _, name, _ in scores)), rows)
+
+
+def _row(study: Study, series: str, scores: list[tuple[str, str, float]]) -> tuple[Cell, ...]:
+    best = windows(study)[series].median
+    if best is None:
+        return (Cell(series), Cell("--"), *(Cell("no run finished") for _ in scores))
+    runs = study.of(series)
+    runs = runs[runs["lr"] == best.best_lr]
+    return (Cell(series), Cell(lr_text(best.best_lr)), *(_cell(runs, column, unit) for column, _, unit in scores))
+
+
+def _cell(runs: Frame, column: str, unit: float) -> Cell:
+    """Return start and end, and below them the gain with its interval."""
+    finished = select_finished(runs, column)
+    finished = finished[np.isfinite(finished[f"init_{column}"])]
+    start, end = (unit * finished[name] for name in (f"init_{column}", column))
+    if not len(end):
+        return Cell("--")
+    digits = 3 if unit == 1 else 1
+    gain = Spread.of(end - start)
+    ends = "" if gain.n < 2 else f" ({gain.low:+.{digits}f} to {gain.high:+.{digits}f})"
+    text = f"{start.median():.{digits}f} → {end.median():.{digits}f}"
+    return Cell(text, f"{gain.median:+.{digits}f}{ends}, n={gain.n}", gain.n > 1 and gain.low > 0)
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("Sentence embeddings") + shown([table(study)])
+
+
+SECTION = Section(body, applies, tables=make_printer(lambda study: [table(study)]))

@@ -1,0 +1,1 @@
+"""Sentence embeddings of trained models: encoding, search, clusters, and export."""
