@@ -96,7 +96,7 @@ def test_search_prints_the_nearest_texts_first(run, texts, entered):
 
 
 def test_search_reads_the_second_sentences_of_data(run, entered):
-    words = "data=synthetic_pairs data.num=50 data.form=pairs k=1000".split()
+    words = ["data=synthetic_pairs", "data.num=50", "data.form=pairs", "k=1000"]
     done = entered(MODULE, "mode=search", f"ckpt={run}", "query=red dog, (wet)", *words)
     assert done.returncode == 0 and done.stdout.splitlines()[1] == "query: red dog, (wet)"
     assert len(done.stdout.splitlines()) == 2 + int(done.stdout.split()[0])
