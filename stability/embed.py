@@ -18,6 +18,8 @@ from stability.registry import Registry
 if TYPE_CHECKING:
     import numpy as np
 
+    from stability.sentences.encoder import Encoder, LibraryEncoder
+
 HELP = """
 python -m stability.embed mode=encode ckpt=RUN input=FILE out=FOLDER
 python -m stability.embed mode=similarity ckpt=RUN query=TEXT text=TEXT
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
     return _cluster(spec, embeddings, texts)
 
 
-def _open_encoder(spec: EmbedSpec) -> Any:
+def _open_encoder(spec: EmbedSpec) -> Encoder | LibraryEncoder:
     from stability.build import resolve_device
     from stability.runs.found import resolve_run_folder
     from stability.sentences.encoder import Encoder, open_encoder
@@ -119,15 +121,18 @@ def _second_sentences(part: Part) -> list[str]:
     return source.prepare(part.settings).list_texts(1)
 
 
-def _export(encoder: Any, out: str) -> int:
+def _export(encoder: Encoder | LibraryEncoder, out: str) -> int:
     from stability.sentences import export
+    from stability.sentences.encoder import Encoder
+
+    assert isinstance(encoder, Encoder), "mode=export takes ckpt=RUN"
 
     export.write(Path(out), encoder.spec, encoder.model, encoder.data_format)
     print_text(f"{out}: SentenceTransformer('{out}', trust_remote_code=True) loads it where this project is installed")
     return 0
 
 
-def _compare(encoder: Any, spec: EmbedSpec, lines: Sequence[str]) -> int:
+def _compare(encoder: Encoder | LibraryEncoder, spec: EmbedSpec, lines: Sequence[str]) -> int:
     """Print the cosine of each pair."""
     from stability.sentences.neighbours import unit_rows
 
@@ -141,7 +146,7 @@ def _compare(encoder: Any, spec: EmbedSpec, lines: Sequence[str]) -> int:
     return 0
 
 
-def _search(encoder: Any, spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> int:
+def _search(encoder: Encoder | LibraryEncoder, spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> int:
     """Print the texts nearest to each query."""
     from stability.sentences.neighbours import find_nearest
 
