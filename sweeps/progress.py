@@ -38,6 +38,8 @@ class Row:
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
         expected: (seconds per step, seconds after training) measured before the launch (`sweeps.costs.expected_times`).
+        verdict: outcome of the training; "" before its end.
+        result: the training's result, from its status; {} before its end.
         signature: modification times at the last poll (`_signature`).
     """
 
@@ -62,6 +64,8 @@ class Row:
     held_by: str = ""
     trained: bool = False
     expected: tuple[float, float] | None = None
+    verdict: str = ""
+    result: dict[str, Any] = field(default_factory=dict, repr=False)
     signature: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
@@ -114,13 +118,17 @@ class Progress:
         self._speeds = _speeds(self.rows)
 
     def poll(self) -> None:
-        """Refresh the rows of unfinished trials; from outside, all rows.
+        """Refresh the rows of unfinished trials; from outside, also of finished ones whose status has changed.
 
-        A launch calls `stat` once per trial and reads the log ends of running trials only.
+        It calls `stat` once per trial and reads the log ends of running trials only.
         """
         for row in self.rows:
             if self._from_outside:
-                self._refresh_row_from_outside(row)
+                if (
+                    row.state not in FINISHED
+                    or _mtime_ns(row.trial.directory.status_file) != (row.signature or (0,))[0]
+                ):
+                    self._refresh_row_from_outside(row)
             elif not row.ended:
                 self._refresh_row(row)
         self.most_at_once = max(self.most_at_once, sum(row.running and not row.held_by for row in self.rows))
@@ -169,10 +177,11 @@ class Progress:
         row.step, row.num_steps = status["step"], status.get("num_steps", row.num_steps)
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
         row.reason, row.stood_s = status.get("reason", ""), None
-        row.started_at = row.started_at or self._start_of(status)
+        row.started_at, row.verdict = row.started_at or self._start_of(status), ""
         if row.state in FINISHED:
             result = status.get("result", {})
             row.val_nll, row.trained_at = result.get("val_nll"), status["changed_at"]
+            row.verdict, row.result = row.state, result
             row.val_share = None if self.words.share is None else result.get(self.words.share.column)
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step

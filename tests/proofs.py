@@ -44,7 +44,19 @@ HESSIAN = (
     " spectra.density_probes=1 spectra.density_products=4 spectra.profile_points=4 spectra.noise_batches=2"
     " spectra.noise_parts=2 measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]"
 )
-ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer", "dashboard", "transfer")
+ENTRIES = (
+    "sweep",
+    "hessian",
+    "probe",
+    "generate",
+    "report",
+    "status",
+    "train_tokenizer",
+    "dashboard",
+    "transfer",
+    "describe",
+    "web",
+)
 
 
 def sweep(name: str, words: str = "", left_out: str = "") -> str:

@@ -169,7 +169,19 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
             assert kind != "sweep" or spec.kinds(), (page, command)  # which refuses parts that do not fit each other
 
 
-ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer", "dashboard", "transfer")
+ENTRIES = (
+    "sweep",
+    "hessian",
+    "probe",
+    "generate",
+    "report",
+    "status",
+    "train_tokenizer",
+    "dashboard",
+    "transfer",
+    "describe",
+    "web",
+)
 OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear", "mixture")
 
 

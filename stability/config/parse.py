@@ -8,7 +8,7 @@ from typing import Any, cast
 from stability.config.base import AnySettings, Settings, validate
 from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
-from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec
+from stability.config.entries import DescribeSpec, HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec, WebSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
 from stability.config.parts import part
@@ -29,6 +29,8 @@ SPECS: dict[str, type[Settings]] = {
     "train_tokenizer": TokenizerSpec,
     "dashboard": DashboardSpec,
     "transfer": TransferSpec,
+    "describe": DescribeSpec,
+    "web": WebSpec,
 }  # the spec of each entry
 
 

@@ -366,7 +366,20 @@ def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
 
 
 @pytest.mark.parametrize(
-    "module", ["generate", "hessian", "probe", "report", "status", "sweep", "train_tokenizer", "dashboard", "transfer"]
+    "module",
+    [
+        "generate",
+        "hessian",
+        "probe",
+        "report",
+        "status",
+        "sweep",
+        "train_tokenizer",
+        "dashboard",
+        "transfer",
+        "describe",
+        "web",
+    ],
 )
 def test_help_is_printed_for_h(module):
     out = entry(f"stability.{module}", "-h")

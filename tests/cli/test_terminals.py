@@ -155,7 +155,20 @@ def test_status_on_a_narrow_terminal_is_no_traceback(width, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry", ["sweep", "hessian", "report", "probe", "generate", "status", "train_tokenizer", "dashboard", "transfer"]
+    "entry",
+    [
+        "sweep",
+        "hessian",
+        "report",
+        "probe",
+        "generate",
+        "status",
+        "train_tokenizer",
+        "dashboard",
+        "transfer",
+        "describe",
+        "web",
+    ],
 )
 def test_without_the_environment_one_line_says_how_to_enter_it(entry):
     """``-S``: a Python that has none of the packages."""
