@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, read_tail
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, mtime_ns, read_tail
 from stability.runs.lock import RunLock
 from stability.runs.words import Words
 from sweeps.standing import standing_s
@@ -110,8 +109,10 @@ class Progress:
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
+        self._status_files = [str(row.trial.directory.status_file) for row in self.rows] if from_outside else []
         for row in self.rows:
-            row.signature, row.expected = _signature(row.trial), (expected or {}).get(row.trial.run_id)
+            row.signature = None if from_outside else _signature(row.trial)
+            row.expected = (expected or {}).get(row.trial.run_id)
             row.trained = not from_outside and row.trial.measures and _has_verdict(row.trial)
         self.most_at_once = 0
         self._began_at = time.time()
@@ -122,14 +123,11 @@ class Progress:
 
         It calls `stat` once per trial and reads the log ends of running trials only.
         """
-        for row in self.rows:
-            if self._from_outside:
-                if (
-                    row.state not in FINISHED
-                    or _mtime_ns(row.trial.directory.status_file) != (row.signature or (0,))[0]
-                ):
-                    self._refresh_row_from_outside(row)
-            elif not row.ended:
+        for row, file in zip(self.rows, self._status_files, strict=False):  # none for a launch
+            if row.state not in FINISHED or row.signature is None or mtime_ns(file) != row.signature[0]:
+                self._refresh_row_from_outside(row)
+        for row in () if self._from_outside else self.rows:
+            if not row.ended:
                 self._refresh_row(row)
         self.most_at_once = max(self.most_at_once, sum(row.running and not row.held_by for row in self.rows))
         self._speeds = _speeds(self.rows)
@@ -340,14 +338,7 @@ def _signature(trial: Trial) -> tuple[int, int]:
     """Return modification times that change with the status, curvature tables, samples or scores."""
     directory = trial.directory
     folders = (directory.curvature_file("").parent, directory.generation_file("").parent, directory.path / "samples")
-    return _mtime_ns(directory.status_file), max(map(_mtime_ns, folders))
-
-
-def _mtime_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    return mtime_ns(directory.status_file), max(map(mtime_ns, folders))
 
 
 def _number(value: Any) -> float | None:

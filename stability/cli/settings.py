@@ -18,8 +18,8 @@ from stability.cli.conf import (
     preset_values,
     spec_values,
 )
-from stability.cli.kinds import Kind, kind_of
 from stability.cli.declared import REQUIRED, meaning_of, read_attribute, read_settings
+from stability.cli.kinds import Kind, kind_of
 from stability.cli.words import OF_EVERY_MODEL, SHORT
 from stability.config.ablation import Ablation, value_text
 from stability.config.base import AXES, Settings

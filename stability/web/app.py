@@ -23,12 +23,13 @@ from starlette.routing import Route
 
 from stability.cli.compose import compose_values, list_plugins
 from stability.cli.mistakes import check_repetitions, make_printable
+from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
 from stability.config.base import validate
 from stability.config.entries import DescribeSpec, ReportSpec, StatusSpec, TransferSpec
 from stability.config.parse import SPECS
 from stability.config.wandb import DashboardSpec
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import RunDirectory, mtime_ns, read_json
 from stability.web import figures, jobs
 from stability.web.form import COMMANDS, OPEN, PRESET, SWEEP, Form, command_of, join_names, words_of_text
 from stability.web.guard import Guard
@@ -46,12 +47,7 @@ OF_REPORT = (
 
 
 class Pages:
-    """Handlers of all routes.
-
-    Args:
-        runs_dir: folder of the pool of runs.
-        reports_dir: folder of the reports.
-    """
+    """Handlers of all routes."""
 
     def __init__(self, runs_dir: Path, reports_dir: Path):
         self.pool, self.reports = Pool(runs_dir), reports_dir.resolve()
@@ -64,10 +60,9 @@ class Pages:
     def routes(self) -> list[Route]:
         """Return the routes; an effect has a POST of its own."""
         get: dict[str, Callable[..., Any]] = {
-            "/": self.compose,
             "/studies": self.studies,
             "/studies/{name}": self.study,
-            "/studies/{name}/live": self.study_live,
+            "/studies/{name}/live": self.study,
             "/studies/{name}/figures": self.study_figures,
             "/studies/{name}/events": self.study_events,
             "/runs/{run_id}": self.run,
@@ -78,7 +73,6 @@ class Pages:
             "/static/{file}": self.static,
         }
         post: dict[str, Callable[..., Any]] = {
-            "/": self.compose,
             "/check": self.check,
             "/yaml": self.download,
             "/start": self.start,
@@ -86,21 +80,19 @@ class Pages:
             "/studies/{name}/go_on": self.go_on,
             "/studies/{name}/report": self.make_report,
         }
-        return [Route(path, page, methods=["GET"]) for path, page in get.items()] + [
-            Route(path, page, methods=["POST"]) for path, page in post.items()
-        ]
-
-    # --- compose -------------------------------------------------------------------------------------------------
+        pages = [Route(path, page, methods=["GET"]) for path, page in get.items()]
+        effects = [Route(path, page, methods=["POST"]) for path, page in post.items()]
+        return [Route("/", self.compose, methods=["GET", "POST"]), *pages, *effects]
 
     def compose(self, request: Request) -> Response:
         """Show the form that the fields fill in; of a change only the part that has changed."""
         fields = _fields(request)
         form, problem = self._read_form(fields)
         if "hx-request" not in request.headers:
-            return self._compose_page(request, form, problem)
+            return self._form_page(request, form, problem)
         if dict(fields).get("shown") == _shown(form):
-            return self._answer(request, "side.html", **self._about(form, problem))
-        answer = self._answer(request, "form.html", **self._about(form, problem))
+            return self._form_page(request, form, problem, "side.html")
+        answer = self._form_page(request, form, problem, "form.html")
         answer.headers.update({"HX-Retarget": "#compose", "HX-Reswap": "outerHTML"})
         return answer
 
@@ -111,7 +103,7 @@ class Pages:
         plan = {"plan": text, "is_valid": is_valid}
         if "hx-request" in request.headers:
             return self._answer(request, "plan.html", **plan, key=form.problem_key(text.removeprefix("error: ")))
-        return self._compose_page(request, form, "" if is_valid else text.removeprefix("error: "), **plan)
+        return self._form_page(request, form, "" if is_valid else text.removeprefix("error: "), **plan)
 
     def download(self, request: Request) -> Response:
         """Send the words as YAML."""
@@ -125,35 +117,32 @@ class Pages:
         try:
             if problem or form.command != SWEEP:
                 raise ValueError(problem or f"{form.command}: copy the command into a terminal; only sweeps start here")
-            name = str(self._compose_values(form)["name"])
+            invocation = Invocation.of(form.words)  # a plugin's code runs in the sweep only
+            values = invocation.given if list_plugins(invocation) else self._compose_values(form)
+            name = str(values.get("name") or study_name(invocation))
             if not is_study_name(name):
                 raise ValueError(f"name={name}: is no name of a study")
             jobs.start(self.pool.path / "studies" / name, SWEEP, form.words)
         except ValueError as error:
-            return self._compose_page(request, form, str(error))
-        return _go(request, f"/studies/{name}")
+            return self._form_page(request, form, str(error))
+        return RedirectResponse(f"/studies/{name}", 303)
 
     def _read_form(self, fields: list[tuple[str, str]]) -> tuple[Form, str]:
         """Return the form of a request's fields, and its first mistake or ""."""
         given = dict(fields)
-        command = given.get("command", SWEEP)
-        command = command if command in COMMANDS else SWEEP
+        command = given["command"] if given.get("command") in COMMANDS else SWEEP
         values: dict[str, list[str]] = {}
         for name, value in fields:
             if name.startswith(FIELD) and value.strip():
                 values.setdefault(name.removeprefix(FIELD), []).append(value.strip())
         try:
-            known = self.pool.study(given.get("from", ""))
-            if known is not None:
-                known.poll()
-                form = Form.of_words(SWEEP, known.words or ())
+            if "from" in given:
+                form = Form.of_words(SWEEP, self._polled(given["from"]).words or ())
             elif given.get("load") and given.get("paste", "").strip():
                 form = Form.of_yaml(command, given["paste"].replace("\r\n", "\n"))
             else:
-                words = [f"{key}={join_names(names)}" for key, names in values.items()]
-                more = words_of_text(given.get("more", ""))
-                form = Form.of_words(command, words)
-                form = Form(command, form.values, (*form.more, *more))
+                form = Form.of_words(command, [f"{key}={join_names(names)}" for key, names in values.items()])
+                form = Form(command, form.values, (*form.more, *words_of_text(given.get("more", ""))))
         except ValueError as error:
             return Form(command, {}), str(error)
         form = form.at(self.pool.path, self.reports)
@@ -182,23 +171,12 @@ class Pages:
             finally:
                 gc.unfreeze()  # a server lives longer than a command
 
-    def _compose_page(self, request: Request, form: Form, problem: str, **more: Any) -> Response:
-        return self._answer(request, "compose.html", **self._about(form, problem), **more)
-
-    def _about(self, form: Form, problem: str) -> dict[str, Any]:
-        key = form.problem_key(problem)
-        return {
-            "form": form,
-            "problem": problem,
-            "key": key,
-            "commands": COMMANDS,
-            "purpose": command_of(form.command).purpose,
-            "opened": OPEN,
-            "shown": _shown(form),
-            "is_sweep": form.command == SWEEP,
-        }
-
-    # --- studies -------------------------------------------------------------------------------------------------
+    def _form_page(
+        self, request: Request, form: Form, problem: str, page: str = "compose.html", **more: Any
+    ) -> Response:
+        about = {"form": form, "problem": problem, "key": form.problem_key(problem), "shown": _shown(form), **more}
+        purpose = command_of(form.command).purpose
+        return self._answer(request, page, commands=COMMANDS, purpose=purpose, opened=OPEN, **about)
 
     def studies(self, request: Request) -> Response:
         """Show all studies, a row each."""
@@ -206,16 +184,15 @@ class Pages:
         return self._answer(request, "studies.html", studies=found, pool=self.pool.path)
 
     def study(self, request: Request) -> Response:
-        """Show one study."""
-        return self._answer(request, "study.html", **self._about_study(request))
-
-    def study_live(self, request: Request) -> Response:
-        """Return the parts of a study's page that change."""
-        return self._answer(request, "live.html", **self._about_study(request))
+        """Show one study, or the parts of its page that change."""
+        watched, place = self._study(request), request.url.path.rpartition("/")[2]
+        made = [file for file in (f"{watched.name}.pdf", f"{watched.name}.html") if (self.reports / file).is_file()]
+        about = {"study": watched, "windows": watched.window_table(), "reports": made}
+        return self._answer(request, "live.html" if place == "live" else "study.html", **about)
 
     def study_figures(self, request: Request) -> Response:
         """Return a study's figures."""
-        return _json(figures.study_figures(self._study(request)))
+        return JSONResponse(figures.study_figures(self._study(request)))
 
     async def study_events(self, request: Request) -> Response:
         """Stream an event for each change of a study's files."""
@@ -227,48 +204,38 @@ class Pages:
         watched = self._study(request)
         if watched.job is not None:
             jobs.stop(watched.job)
-        return _go(request, f"/studies/{watched.name}")
+        return RedirectResponse(f"/studies/{watched.name}", 303)
 
     def go_on(self, request: Request) -> Response:
         """Run a study's command again."""
         watched = self._study(request)
-        words = watched.words
-        if words is None:
+        if (words := watched.words) is None:
             raise HTTPException(404, "this study's command is not known word by word; copy it into a terminal")
-        return self._start(request, watched, SWEEP, words, jobs.SWEEP)
+        return self._start(watched, SWEEP, words, jobs.SWEEP)
 
     def make_report(self, request: Request) -> Response:
         """Make a study's PDF and page."""
         watched = self._study(request)
         places = [f"runs_dir={self.pool.path}", f"reports_dir={self.reports}"]
-        return self._start(
-            request, watched, "report", [f"name={watched.name}", "format=[pdf,html]", *places], jobs.REPORT
-        )
+        return self._start(watched, "report", [f"name={watched.name}", "format=[pdf,html]", *places], jobs.REPORT)
 
-    def _start(self, request: Request, watched: Watched, command: str, words: list[str], kind: str) -> Response:
+    def _start(self, watched: Watched, command: str, words: list[str], kind: str) -> Response:
         try:
             jobs.start(watched.folder.path, command, words, kind)
         except ValueError as error:
             return Response(str(error), 409)
-        return _go(request, f"/studies/{watched.name}")
+        return RedirectResponse(f"/studies/{watched.name}", 303)
 
     def _study(self, request: Request) -> Watched:
-        """Return the study of a path; 404 for an unknown one."""
         return self._polled(request.path_params["name"])
 
     def _polled(self, name: str) -> Watched:
+        """Return a study after a look at its files; 404 for an unknown one."""
         watched = self.pool.study(name)
         if watched is None:
             raise HTTPException(404)
         watched.poll()
         return watched
-
-    def _about_study(self, request: Request) -> dict[str, Any]:
-        watched = self._study(request)
-        made = [file for file in (f"{watched.name}.pdf", f"{watched.name}.html") if (self.reports / file).is_file()]
-        return {"study": watched, "windows": watched.window_table(), "reports": made}
-
-    # --- runs ----------------------------------------------------------------------------------------------------
 
     def run(self, request: Request) -> Response:
         """Show one run, beside others if asked."""
@@ -298,14 +265,14 @@ class Pages:
     def run_figures(self, request: Request) -> Response:
         """Return the curves of a run, beside others if asked."""
         ids = [request.path_params["run_id"], *_ids(request)]
-        labels = [f"{run_id}: " if len(ids) > 1 else "" for run_id in ids]
-        return _json(figures.run_figures([(each, self._run(run)) for each, run in zip(labels, ids, strict=True)]))
+        runs = [(f"{run_id}: " if len(ids) > 1 else "", self._run(run_id)) for run_id in ids]
+        return JSONResponse(figures.run_figures(runs))
 
     async def run_events(self, request: Request) -> Response:
         """Stream an event for each change of a run's logs."""
         directory = self._run(request.path_params["run_id"])
         logs = [directory.status_file, directory.metrics_file, *directory.signal_files.values()]
-        return _stream(lambda: tuple(path.stat().st_mtime_ns for path in logs if path.exists()))
+        return _stream(lambda: tuple(map(mtime_ns, logs)))
 
     def run_file(self, request: Request) -> Response:
         """Send a file of a run."""
@@ -364,13 +331,6 @@ def _shown(form: Form) -> str:
     return " ".join([form.command, form.values.get(PRESET, ""), *named])
 
 
-def _go(request: Request, path: str) -> Response:
-    """Return a redirect, in htmx's way for its requests."""
-    if "hx-request" in request.headers:
-        return Response(headers={"HX-Redirect": path})
-    return RedirectResponse(path, 303)
-
-
 def _stream(look: Callable[[], Any]) -> StreamingResponse:
     """Return a stream with an event for each change of a value that is looked at every second."""
 
@@ -388,10 +348,6 @@ def _stream(look: Callable[[], Any]) -> StreamingResponse:
                 yield ": alive\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def _json(value: Any) -> JSONResponse:
-    return JSONResponse(value)
 
 
 def _attach(path: Path | None) -> FileResponse:

@@ -14,10 +14,11 @@ from stability.web.watching import Watched
 if TYPE_CHECKING:
     from analysis.study.load import Study
 
+HOLLOW: dict[str, Any] = {"symbol": "circle-open", "size": 10, "line": {"width": 2}}
 MOST_POINTS = 2000  # of a curve; of more every n-th is drawn
 DIVERGED_Y = 1.0  # share of the height at which diverged runs are marked
 OWN, COMMON = "own window", "common window"
-GREYS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#999933")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#999933")
 SYMBOLS = {"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross"}
 
 
@@ -26,7 +27,8 @@ def study_figures(watched: Watched) -> dict[str, Any]:
     study = watched.study()
     running = [row for row in watched.rows if not row.verdict and row.val_nll is not None]
     if study is None:
-        traces = [_running_trace("running", GREYS[0], running)] if running else []
+        pairs = [(row.trial.spec["lr_peak"], row.val_nll) for row in running]
+        traces = [_trace("running", pairs, mode="markers", marker={**HOLLOW, "color": COLORS[0]})] if running else []
         return {"nll": _figure(traces, "learning rate", "validation NLL (nats)", x_log=True)}
     found = {"nll": _nll(study, running)}
     alpha = _alpha(study)
@@ -37,9 +39,11 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
     """Draw each series' median line, its runs, both windows, and running runs hollow."""
     from analysis.drawing.style import looks
     from analysis.numbers.common_windows import common_windows
+    from analysis.numbers.learning import reasons_untrained
     from analysis.numbers.windows import median_line, outcomes, windows
 
-    own, common, styles = windows(study), common_windows(study), looks(study)
+    common, styles, lacking = common_windows(study), looks(study), reasons_untrained(study)
+    own = {name: each for name, each in windows(study).items() if not lacking[name]}
     traces: list[dict[str, Any]] = []
     by_run = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
     rates = dict(zip(study.runs["run_id"], study.runs["lr"], strict=True))
@@ -68,7 +72,9 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
         mine = [row for row in running if by_run.get(row.trial.run_id) == name]
         if mine:
             pairs = [(rates[row.trial.run_id], row.val_nll) for row in mine]
-            traces.append(_trace(f"{shown}: running", pairs, mode="markers", marker=_hollow(look.color), **quiet))
+            traces.append(
+                _trace(f"{shown}: running", pairs, mode="markers", marker={**HOLLOW, "color": look.color}, **quiet)
+            )
     unit = "learning rate / reference rate" if study.is_in_multiples else "learning rate"
     found = _figure(traces, unit, "validation NLL (nats)", x_log=True)
     found["layout"]["yaxis2"] = {"overlaying": "y", "range": [0, 1.04], "visible": False, "fixedrange": True}
@@ -100,23 +106,19 @@ def _alpha(study: Study) -> dict[str, Any] | None:
     rates = sorted(set(study.runs["lr"]))
     equal = [(rates[0], rates[0]), (rates[-1], rates[-1])]
     traces.append(_trace("α_max = α", equal, mode="lines", line={"color": "#5b6470", "dash": "dash", "width": 1}))
-    found = _figure(traces, "learning rate α", f"α_max, median ({phase}, {state})", x_log=True)
-    found["layout"]["yaxis"]["type"] = "log"
-    return found
+    return _figure(traces, f"learning rate α ({phase} checkpoint, state: {state})", "α_max", x_log=True, y_log=True)
 
 
 def run_figures(runs: Sequence[tuple[str, RunDirectory]]) -> dict[str, Any]:
-    """Return the curves of one or several runs by the id of their place.
-
-    Args:
-        runs: label and folder of each.
-    """
+    """Return the curves of one or several runs by the id of their place."""
     metrics = [(label, _rows(each.metrics_file)) for label, each in runs]
     found = {
         "loss": _curves(metrics, [("loss", "loss", "solid"), ("val_nll", "validation", "dash")], "loss (nats)"),
         "lr": _curves(metrics, [("lr", "lr", "solid")], "learning rate"),
         "grad_norm": _curves(metrics, [("grad_norm", "gradient norm", "solid")], "gradient norm", log=True),
     }
+    top = max((max(trace["y"]) for trace in found["lr"]["data"]), default=0.0)
+    found["lr"]["layout"]["yaxis"]["range"] = [0, 1.1 * top]
     for name in ("gradients", "activations", "edge"):
         logs = [(label, _rows(each.signal_files[name])) for label, each in runs]
         keys = list(dict.fromkeys(key for _, rows in logs for row in rows[-1:] for key in _numbers(row)))
@@ -137,9 +139,7 @@ def _alpha_run(runs: Sequence[tuple[str, RunDirectory]]) -> dict[str, Any]:
                 pairs = [(step, value) for step, value in ratio if math.isfinite(value) and value > 0]
                 name = html.escape(f"{label}{rows['phase'].iloc[0]}, {state}")
                 traces.append(_trace(name, pairs, mode="markers", marker={"size": 5}, legendgroup=str(place)))
-    found = _figure(traces, "recorded step", "α_max / α")
-    found["layout"]["yaxis"]["type"] = "log"
-    return found
+    return _figure(traces, "recorded step", "α_max / α", y_log=True)
 
 
 def _curves(
@@ -162,15 +162,12 @@ def _curves(
         for number, (key, name, dash) in enumerate(keys):
             pairs = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)]
             every = -(-len(pairs) // MOST_POINTS) or 1
-            color = GREYS[(place if len(logs) > 1 or len(keys) == 1 else number) % len(GREYS)]
+            color = COLORS[(place if len(logs) > 1 or len(keys) == 1 else number) % len(COLORS)]
             if pairs:
                 last = [] if (len(pairs) - 1) % every == 0 else pairs[-1:]
                 line = {"dash": dash, "width": 1.6, "color": color}
                 traces.append(_trace(html.escape(f"{label}{name}"), pairs[::every] + last, mode="lines", line=line))
-    found = _figure(traces, "step", unit)
-    if log:
-        found["layout"]["yaxis"]["type"] = "log"
-    return found
+    return _figure(traces, "step", unit, y_log=log)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -181,15 +178,6 @@ def _numbers(row: dict[str, Any]) -> Iterable[str]:
     return (key for key, value in row.items() if key != "step" and isinstance(value, int | float))
 
 
-def _running_trace(name: str, color: str, rows: Sequence[Any]) -> dict[str, Any]:
-    pairs = [(row.trial.spec["lr_peak"], row.val_nll) for row in rows]
-    return _trace(name, pairs, mode="markers", marker=_hollow(color))
-
-
-def _hollow(color: str) -> dict[str, Any]:
-    return {"color": color, "symbol": "circle-open", "size": 10, "line": {"width": 2}}
-
-
 def _trace(name: str, pairs: Sequence[tuple[float, float]], **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "name": name, "x": [x for x, _ in pairs], "y": [_finite(y) for _, y in pairs], **more}
 
@@ -198,11 +186,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _figure(traces: Sequence[dict[str, Any]], x: str, y: str, *, x_log: bool = False) -> dict[str, Any]:
+def _figure(
+    traces: Sequence[dict[str, Any]], x: str, y: str, *, x_log: bool = False, y_log: bool = False
+) -> dict[str, Any]:
     axis = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True}
     layout: dict[str, Any] = {
         "xaxis": {**axis, "title": {"text": x}, "type": "log" if x_log else "linear"} | ({"dtick": 1} if x_log else {}),
-        "yaxis": {**axis, "title": {"text": y}},
+        "yaxis": {**axis, "title": {"text": y}, "type": "log" if y_log else "linear"},
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
         "legend": {"orientation": "h", "y": -0.22},
         "hovermode": "closest",

@@ -19,6 +19,7 @@ from stability.cli.kinds import Kind
 from stability.cli.places import quote_text
 from stability.cli.settings import Row, choice_rows
 from stability.cli.words import A_RATE, Word
+from stability.config.base import AXES
 from stability.config.parse import SPECS
 
 COMMANDS = tuple(name for name in SPECS if name != "web")
@@ -26,7 +27,7 @@ SWEEP, PRESET = "sweep", "study"
 # sections of a sweep's form, by the first part of a key; all others are in the last one
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Preset": ("study",),
-    "What is compared": ("mechanism", "residual", "optimizer", "norm", "parametrization", "precision", "ablate", "vary"),
+    "What is compared": (*AXES, "precision", "ablate", "vary"),
     "Learning rates": ("lr", "seeds"),
     "Model": ("model", "ffn", "position", "linear", "cross", "init"),
     "Task and data": ("objective", "data"),
@@ -134,7 +135,7 @@ class Form:
         if named := re.match(r"# python -m stability\.(\w+)", text):
             command = named[1] if named[1] in COMMANDS else command
         try:
-            found = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506: makes texts, lists and dicts only
+            found = yaml.load(text, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"this YAML cannot be read: {str(error).splitlines()[0]}") from None
         if found is not None and not isinstance(found, dict):
@@ -142,12 +143,7 @@ class Form:
         return cls.of_words(command, _words_of_yaml(found or {}))
 
     def at(self, runs_dir: Path, reports_dir: Path) -> Form:
-        """Return the form with the page's folders, where the command would use others.
-
-        Args:
-            runs_dir: folder of the page's pool.
-            reports_dir: folder of its reports.
-        """
+        """Return the form with the page's folders, where the command would use others."""
         places = {"runs_dir": runs_dir, "reports_dir": reports_dir}
         own = {
             key: str(path)
@@ -187,11 +183,14 @@ class Form:
     @cached_property
     def rows(self) -> dict[str, Row]:
         """Every key of the command and of its chosen parts, in order."""
-        rows = {row.key: row for row in command_of(self.command).rows}
-        for group, name in self.choices:
-            for row in settings_of(group, name):
-                rows.setdefault(row.key, row._replace(needs=""))
-        return rows
+        rows: dict[str, Row] = {}
+        for row in command_of(self.command).rows:
+            if (known := rows.get(row.key)) is not None:  # e.g. search.seed of search=optuna and of search=pbt
+                meaning = f"{known.meaning}; with {row.needs}: {row.meaning}"
+                row = known._replace(meaning=meaning, needs=f"{known.needs} or {row.needs}")
+            rows[row.key] = row
+        chosen = [row for group, name in self.choices for row in settings_of(group, name)]
+        return rows | {row.key: row._replace(needs="") for row in chosen}
 
     @cached_property
     def choices(self) -> list[tuple[str, str]]:
@@ -231,9 +230,9 @@ class Form:
             found[_section_of(key, list(found))].append(
                 Field(row, kept, defaults.get(key, row.default), groups.get(key), tuple(_names(kept)) if kept else ())
             )
-        for fields in found.values():  # parts' own settings behind their part
-            order = [field.row.key.partition(".")[0] for field in fields]
-            fields.sort(key=lambda field: order.index(field.row.key.partition(".")[0]))
+        for fields in found.values():  # choices first, then settings, each behind its part
+            order = list(dict.fromkeys(field.row.key.partition(".")[0] for field in fields))
+            fields.sort(key=lambda field: (field.group is None, order.index(field.row.key.partition(".")[0])))
         return {title: fields for title, fields in found.items() if fields}
 
     def problem_key(self, message: str) -> str:
@@ -291,7 +290,7 @@ def _text(value: Any) -> str:
 def _reads(line: str, word: str) -> bool:
     """Return whether a line of YAML is read back as the word."""
     try:
-        return list(_words_of_yaml(yaml.load(line, Loader=yaml.BaseLoader))) == [word]  # noqa: S506
+        return list(_words_of_yaml(yaml.load(line, Loader=yaml.BaseLoader))) == [word]
     except (yaml.YAMLError, AttributeError, ValueError):
         return False
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from stability.runs.directory import read_json, write_json
 from stability.runs.processes import Process, machine, read_start_time
@@ -58,12 +59,7 @@ class Job:
 
 
 def find_job(folder: Path, kind: str = SWEEP) -> Job | None:
-    """Return the last job of a study; None if the page has started none.
-
-    Args:
-        folder: the study's folder.
-        kind: the job's files, `SWEEP` or `REPORT`.
-    """
+    """Return the last job of a study; None if the page has started none."""
     try:
         found = read_json(folder / f"{kind}.json")
         words = tuple(map(str, found["argv"]))
@@ -114,35 +110,32 @@ class Checker:
     """Runs one check at a time: a later one ends the one before."""
 
     def __init__(self) -> None:
-        self._lock, self._child = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
 
     def check(self, command: str, words: Sequence[str]) -> tuple[bool, str]:
-        """Return whether a command is valid, and what its check prints: a sweep's plan, or the mistake.
-
-        Args:
-            command: the entry.
-            words: its words.
-        """
+        """Return whether a command is valid, and what its check prints: a sweep's plan, or the mistake."""
         dry = ["-m", "stability.sweep", *words, "dry_run=true"]
         argv = dry if command == "sweep" else ["-m", "stability.web.checking", command, *words]
         with self._lock:
-            if self._child is not None:
-                self._child.kill()
-            child = self._child = subprocess.Popen(
-                [sys.executable, *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+            if self._child is not None and self._child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._child.pid, signal.SIGKILL)
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.STDOUT,
+            }
+            child = subprocess.Popen([sys.executable, *argv], text=True, start_new_session=True, **pipes)
+            self._child = child
         try:
             out, _ = child.communicate(timeout=CHECK_S)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-            return False, f"no answer within {CHECK_S:.0f} s; run it in a terminal: {shlex.join(words)} dry_run=true"
+            line = shlex.join([f"stability.{command}", *words, *(["dry_run=true"] if command == "sweep" else [])])
+            return False, f"no answer within {CHECK_S:.0f} s; in a terminal: python -m {line}"
         if child.returncode < 0:
             return False, "a later check has taken its place"
         return child.returncode == 0, out.strip()

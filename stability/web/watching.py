@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stability.config.base import STUDY_NAME
-from stability.runs.directory import FINISHED, RunDirectory
+from stability.runs.directory import FINISHED, RunDirectory, mtime_ns
+from stability.runs.older import OlderFile
 from stability.runs.study import RUN_ID, StudyFolder
 from stability.web.jobs import REPORT, SWEEP, Job, find_job
 
@@ -25,17 +26,13 @@ POLL_S = 0.9  # several open pages share a poll
 
 
 class Watched:
-    """One study.
-
-    Args:
-        folder: the study's folder.
-    """
+    """One study."""
 
     def __init__(self, folder: StudyFolder):
         self.folder, self.name = folder, folder.path.name
         self.version, self.damage = 0, ""
         self._lock = threading.Lock()
-        self._view: StudyView | None = None
+        self.view: StudyView | None = None  # at the last poll; None before its sweep has written a record
         self._polled_at, self._record_at, self._seen = 0.0, -1, ()
         self._tables: dict[Path, tuple[int, Any]] = {}
         self._study: tuple[int, Study | None] = (-1, None)
@@ -51,43 +48,28 @@ class Watched:
         return find_job(self.folder.path, REPORT)
 
     @property
-    def view(self) -> StudyView | None:
-        """The study's view at the last poll; None before its sweep has written a record."""
-        return self._view
-
-    @property
     def rows(self) -> list[Row]:
         """The runs at the last poll."""
-        return [] if self._view is None else self._view.progress.rows
+        return [] if self.view is None else self.view.progress.rows
 
     @property
     def heading(self) -> list[str]:
-        """The lines of `stability.status` on the study."""
-        return [] if self._view is None else [line.removeprefix(f"{self.name}: ") for line in self._view.heading()]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every run has ended."""
-        return self._view is not None and self._view.is_over
-
-    @property
-    def is_worked_on(self) -> bool:
-        """Whether a process works on a run."""
-        return self._view is not None and self._view.is_worked_on
+        """The lines of `stability.status` on the study; [] before its record."""
+        return [line.removeprefix(f"{self.name}: ") for line in (self.view.heading() if self.view else ())]
 
     @property
     def command(self) -> str:
         """The command line that made or continues the study."""
-        job = self.job
-        recorded = self._view.record.get("command", "") if self._view is not None else ""
-        return f"python -m stability.sweep {shlex.join(job.words)}" if job is not None else str(recorded)
+        if (job := self.job) is not None:
+            return f"python -m stability.sweep {shlex.join(job.words)}"
+        return str(self.view.record.get("command", "")) if self.view else ""
 
     @property
     def words(self) -> list[str] | None:
         """The words that continue the study; None where its record does not say them one by one."""
         if (job := self.job) is not None:
             return list(job.words)
-        parts = str(self._view.record.get("command", "") if self._view else "").split(" ")
+        parts = self.command.split(" ")
         words = parts[3:] if parts[1:3] == ["-m", "stability.sweep"] else [""]
         # a record joins the words by spaces, so those with spaces or quotes of their own cannot be told apart
         return words if all("=" in word and not set("'\"\\") & set(word) for word in words) else None
@@ -99,12 +81,12 @@ class Watched:
                 return self.version
             try:
                 self._read()
-            except ValueError as error:
+            except (ValueError, OlderFile) as error:
                 self.damage = str(error)
             job, report = self.job, self.report_job
             jobs = [(each.is_running, each.started_at) for each in (job, report) if each is not None]
             rows = [(row.state, row.step, row.val_nll, row.phase, row.ended_at) for row in self.rows]
-            seen = (self.damage, tuple(jobs), tuple(rows), _mtime_ns(job.log) if job is not None else 0)
+            seen = (self.damage, tuple(jobs), tuple(rows), mtime_ns(job.log) if job is not None else 0)
             if seen != self._seen:
                 self._seen, self.version = seen, self.version + 1
             self._polled_at = time.monotonic()
@@ -113,13 +95,13 @@ class Watched:
     def _read(self) -> None:
         from sweeps.view.study_view import StudyView
 
-        changed = _mtime_ns(self.folder.file)
+        changed = mtime_ns(self.folder.file)
         if not changed:
             return
-        if self._view is None or changed != self._record_at or self._view.unreadable:
-            self._view, self._record_at = StudyView.of(self.folder), changed
+        if self.view is None or changed != self._record_at or self.view.unreadable:
+            self.view, self._record_at = StudyView.of(self.folder), changed
         self.damage = ""
-        self._view.progress.poll()
+        self.view.progress.poll()
 
     def study(self) -> Study | None:
         """Return the study as the report reads it; None before a run has ended."""
@@ -141,9 +123,9 @@ class Watched:
         from analysis.study.load import of_rows
         from stability.runs.results import spec_columns, varied_fields
 
-        if self._view is None or not any(row.verdict for row in self.rows):
+        if self.view is None or not any(row.verdict for row in self.rows):
             return None
-        record, stopped = self._view.record, self._view.record.get("stopped", {})
+        record, stopped = self.view.record, self.view.record.get("stopped", {})
         varied, variants = varied_fields(record), record.get("variants", {})
         rows: list[dict[str, Any]] = []
         for row in self.rows:
@@ -154,14 +136,14 @@ class Watched:
         return of_rows({**record, "name": self.name}, rows, list(self._recorded_steps()))
 
     def _recorded_steps(self) -> Iterator[Any]:
-        """Yield the tables of α_max; a table is read once, and one of the collected results instead of all its runs'."""
+        """Yield the tables of α_max, each read once; the collected table instead of those of its runs."""
         import pandas as pd
 
         from stability.runs.results import read_steps
 
         collected = self.folder.results / "curvature.parquet"
         known: set[str] = set()
-        if at := _mtime_ns(collected):
+        if at := mtime_ns(collected):
             if self._tables.get(collected, (0, None))[0] != at:
                 self._tables[collected] = (at, pd.read_parquet(collected))
             table = self._tables[collected][1]
@@ -169,7 +151,7 @@ class Watched:
             yield table
         for row in self.rows:
             folder = row.trial.directory.curvature_file("").parent
-            changed = _mtime_ns(folder) if row.verdict in FINISHED else 0
+            changed = mtime_ns(folder) if row.verdict in FINISHED else 0
             if not changed or (row.trial.run_id in known and changed < at):
                 continue
             if self._tables.get(folder, (0, None))[0] != changed:
@@ -180,11 +162,7 @@ class Watched:
 
 
 class Pool:
-    """All studies and runs of a folder.
-
-    Args:
-        runs_dir: the folder.
-    """
+    """All studies and runs of a folder."""
 
     def __init__(self, runs_dir: Path):
         self.path = runs_dir.resolve()
@@ -220,12 +198,7 @@ def is_study_name(name: str) -> bool:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return a plain file below a folder; None for any other path, also through a link.
-
-    Args:
-        folder: the folder, without links.
-        name: the path below it.
-    """
+    """Return a plain file below a folder; None for any other path, also through a link."""
     path = folder / name
     is_below = path.resolve() == path.absolute() and path.resolve().is_relative_to(folder)
     return path if is_below and path.is_file() else None
@@ -243,12 +216,5 @@ def differences(spec: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, t
 def _ids(study: StudyFolder) -> set[str]:
     try:
         return study.run_ids_on_record()
-    except ValueError:  # damaged, or not written yet
+    except (ValueError, OlderFile):  # damaged, or not written yet
         return set()
-
-
-def _mtime_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
