@@ -25,7 +25,7 @@ SYMBOLS = {"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v"
 def study_figures(watched: Watched) -> dict[str, Any]:
     """Return the figures of a study by the id of their place: NLL and α_max against the learning rate."""
     study = watched.study()
-    running = [row for row in watched.rows if not row.verdict and row.val_nll is not None]
+    running: list[Any] = [row for row in watched.rows if not row.verdict and row.val_nll is not None]
     if study is None:
         pairs = [(row.trial.spec["lr_peak"], row.val_nll) for row in running]
         traces = [_trace("running", pairs, mode="markers", marker={**HOLLOW, "color": COLORS[0]})] if running else []

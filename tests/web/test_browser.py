@@ -59,7 +59,7 @@ def served(tmp_path):
 def tab(served):
     with playwright.sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1280, "height": 860})
+        tab = browser.new_context(viewport={"width": 1280, "height": 860}).new_page()
         tab.set_default_timeout(LONGEST_MS)
         tab.errors = []
         tab.on("pageerror", lambda error: tab.errors.append(str(error)))
@@ -82,6 +82,20 @@ def look(tab, name):
     tab.set_viewport_size({"width": 1280, "height": 860})
 
 
+def button(tab, name):
+    """The button of a name, as a screen reader finds it."""
+    return tab.get_by_role("button", name=name, exact=True)
+
+
+def until(tab, expression, argument=None):
+    """Wait until an expression is true on the page; `wait_for_function` would need eval, which the page forbids."""
+    for _ in range(LONGEST_MS // 200):
+        if tab.evaluate(expression, argument):
+            return
+        tab.wait_for_timeout(200)
+    raise AssertionError(expression)
+
+
 def points(tab):
     """How many marks the chart of NLL against the learning rate has, and which."""
     return tab.evaluate("JSON.stringify((document.getElementById('nll').data || []).map(t => [t.x, t.y]))")
@@ -93,27 +107,26 @@ def test_compose_check_start_watch_stop_go_on_report(tab, tmp_path):
     tab.check("[id='f-mechanism-sa']")
     tab.check("[id='f-mechanism-sc']")
     tab.wait_for_selector("[id='f-mechanism.sc.window']", state="attached")  # a part's settings appear with it
-    for section in tab.locator("#fields details:not([open]) > summary").all():
-        section.click()
+    tab.evaluate("document.querySelectorAll('#fields details').forEach(each => { each.open = true; })")
     for key, value in FIELDS.items():
         tab.fill(f"[id='f-{key}']", value)
     tab.select_option("[id='f-launcher']", "serial")
     tab.select_option("[id='f-device']", "cpu")
-    tab.wait_for_function("document.getElementById('line').textContent.includes('device=cpu')")
+    until(tab, "document.getElementById('line').textContent.includes('device=cpu')")
     line = tab.inner_text("#line")
     assert all(f"{key}={value}" in line for key, value in FIELDS.items()) and "'mechanism=[sa,sc]'" in line
 
     tab.fill("[id='f-steps']", "0")
-    tab.wait_for_function("document.getElementById('e-steps').textContent.includes('greater than')")
+    until(tab, "document.getElementById('e-steps').textContent.includes('greater than')")
     assert tab.get_attribute("[id='f-steps']", "aria-invalid") == "true"
     tab.fill("[id='f-steps']", FIELDS["steps"])
-    tab.wait_for_function("document.getElementById('e-steps').textContent === ''")
+    until(tab, "document.getElementById('e-steps').textContent === ''")
     tab.fill("#search", "warmup_share")
     assert tab.locator(".row:visible").count() < 4
     tab.fill("#search", "")
     look(tab, "compose")
 
-    tab.click("text=Check")
+    button(tab, "Check").click()
     tab.wait_for_selector("#plan pre")
     plan = tab.inner_text("#plan")
     assert "6 runs" in plan or "no answer within" in plan  # a machine under load may need longer than 20 s
@@ -121,19 +134,17 @@ def test_compose_check_start_watch_stop_go_on_report(tab, tmp_path):
     tab.wait_for_url("**/studies/toy")
 
     wait_for(lambda: logged_steps(pool) > 30)
-    tab.wait_for_function("(document.getElementById('nll').data || []).some(t => t.x.length)", timeout=LONGEST_MS)
+    until(tab, "(document.getElementById('nll').data || []).some(t => t.x.length)")
     before = points(tab)
-    tab.wait_for_function(
-        "before => JSON.stringify(document.getElementById('nll').data.map(t => [t.x, t.y])) !== before", arg=before
-    )
+    until(tab, "before => JSON.stringify(document.getElementById('nll').data.map(t => [t.x, t.y])) !== before", before)
     look(tab, "study")
-    tab.click("text=Stop")
-    tab.wait_for_selector("text=Go on")
+    button(tab, "Stop").click()
+    button(tab, "Go on").wait_for()
     stopped_at = logged_steps(pool)
     assert stopped_at < 6 * int(FIELDS["steps"])
-    tab.click("text=Go on")
+    button(tab, "Go on").click()
     tab.wait_for_selector("text=6 runs: 6 done")
-    tab.click("text=Make the report")
+    button(tab, "Make the report").click()
     tab.wait_for_selector("text=Report (page)")
     look(tab, "finished")
     with tab.expect_popup() as opened:
@@ -156,7 +167,7 @@ def test_the_form_is_usable_by_keyboard_alone(tab):
         if tab.evaluate("document.activeElement.id") == "f-mechanism-sc":
             break
     tab.keyboard.press("Space")
-    tab.wait_for_function("document.getElementById('line').textContent.includes('mechanism=sc')")
+    until(tab, "document.getElementById('line').textContent.includes('mechanism=sc')")
     # a new form was drawn, and the focus is where it was
     assert tab.evaluate("document.activeElement.id") == "f-mechanism-sc"
     outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")

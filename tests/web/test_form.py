@@ -62,7 +62,7 @@ def test_every_key_of_every_command_is_on_its_page_with_its_meaning(opened, comm
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [("mechanism", "sc"), ("optimizer", "sgd"), ("objective", "ar"), ("data", "text"), ("search", "optuna")],
+    [("mechanism", "sc"), ("optimizer", "sgd"), ("objective", "score_entropy"), ("data", "text"), ("search", "optuna")],
 )
 def test_a_parts_own_settings_are_there_once_it_is_chosen(opened, group, name):
     rows = choice_rows(group, name)
