@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stability.runs.directory import RunDirectory, rows_before_damage
@@ -111,7 +110,7 @@ def _alpha(study: Study) -> dict[str, Any] | None:
 
 def run_figures(runs: Sequence[tuple[str, RunDirectory]]) -> dict[str, Any]:
     """Return the curves of one or several runs by the id of their place."""
-    metrics = [(label, _rows(each.metrics_file)) for label, each in runs]
+    metrics = [(label, rows_before_damage(each.metrics_file)[0]) for label, each in runs]
     found = {
         "loss": _curves(metrics, [("loss", "loss", "solid"), ("val_nll", "validation", "dash")], "loss (nats)"),
         "lr": _curves(metrics, [("lr", "lr", "solid")], "learning rate"),
@@ -120,8 +119,9 @@ def run_figures(runs: Sequence[tuple[str, RunDirectory]]) -> dict[str, Any]:
     top = max((max(trace["y"]) for trace in found["lr"]["data"]), default=0.0)
     found["lr"]["layout"]["yaxis"]["range"] = [0, 1.1 * top]
     for name in ("gradients", "activations", "edge"):
-        logs = [(label, _rows(each.signal_files[name])) for label, each in runs]
-        keys = list(dict.fromkeys(key for _, rows in logs for row in rows[-1:] for key in _numbers(row)))
+        logs = [(label, rows_before_damage(each.signal_files[name])[0]) for label, each in runs]
+        last = (pair for _, rows in logs for row in rows[-1:] for pair in row.items())
+        keys = list(dict.fromkeys(key for key, value in last if key != "step" and isinstance(value, int | float)))
         found[name] = _curves(logs, [(key, key, "solid") for key in keys], name, log=name != "edge")
     found["alpha_run"] = _alpha_run(runs)
     return {place: figure for place, figure in found.items() if figure["data"]}
@@ -170,14 +170,6 @@ def _curves(
     return _figure(traces, "step", unit, y_log=log)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return rows_before_damage(path)[0]
-
-
-def _numbers(row: dict[str, Any]) -> Iterable[str]:
-    return (key for key, value in row.items() if key != "step" and isinstance(value, int | float))
-
-
 def _trace(name: str, pairs: Sequence[tuple[float, float]], **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "name": name, "x": [x for x, _ in pairs], "y": [_finite(y) for _, y in pairs], **more}
 
@@ -189,7 +181,7 @@ def _finite(value: float) -> float | None:
 def _figure(
     traces: Sequence[dict[str, Any]], x: str, y: str, *, x_log: bool = False, y_log: bool = False
 ) -> dict[str, Any]:
-    axis = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True}
+    axis = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True, "exponentformat": "power"}
     layout: dict[str, Any] = {
         "xaxis": {**axis, "title": {"text": x}, "type": "log" if x_log else "linear"} | ({"dtick": 1} if x_log else {}),
         "yaxis": {**axis, "title": {"text": y}, "type": "log" if y_log else "linear"},

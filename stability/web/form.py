@@ -19,6 +19,7 @@ from stability.cli.kinds import Kind
 from stability.cli.places import quote_text
 from stability.cli.settings import Row, choice_rows
 from stability.cli.words import A_RATE, Word
+from stability.config.ablation import value_text
 from stability.config.base import AXES
 from stability.config.parse import SPECS
 
@@ -69,7 +70,7 @@ class Field(NamedTuple):
         if self.group is not None:
             return self.group.names
         if self.row.kind.choices:
-            return tuple(_text(word) for word in self.row.kind.choices)
+            return tuple(value_text(word) for word in self.row.kind.choices)
         return ("true", "false") if self.row.kind.type == "boolean" else ()
 
     @property
@@ -281,10 +282,6 @@ def _names(text: str) -> list[str]:
     inner = text.strip()
     inner = inner[1:-1] if inner[:1] == "[" and inner[-1:] == "]" else inner
     return [name.strip() for name in inner.split(",")]
-
-
-def _text(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
 def _reads(line: str, word: str) -> bool:
