@@ -55,11 +55,11 @@ async function draw() {
   const answer = await fetch(place.dataset.figures);
   if (!answer.ok) return;
   const figures = await answer.json();
-  for (const [id, figure] of Object.entries(figures)) {
-    const div = byId(id);
-    if (!div) continue;
-    div.closest("figure").hidden = false;
-    await Plotly.react(div, figure.data, figure.layout, { responsive: true, displaylogo: false });
+  const divs = Object.keys(figures).map(byId).filter(Boolean);
+  divs.forEach(div => { div.closest("figure").hidden = false; });
+  for (const div of divs) {
+    await Plotly.react(div, figures[div.id].data, figures[div.id].layout, { responsive: true, displaylogo: false });
+    if (div._fullLayout.width !== div.clientWidth) await Plotly.Plots.resize(div);  // a figure has come beside it
   }
 }
 
