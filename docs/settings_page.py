@@ -8,8 +8,9 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from stability.cli.conf import FAMILY_OF, NO_PART, choices, declared_choices
-from stability.cli.settings import Row, choice_rows, command_rows
+from stability.cli.conf import FAMILY_OF, NO_PART, declared_choices
+from stability.cli.description import Command
+from stability.cli.settings import Row, choice_rows
 from stability.config.parse import SPECS
 
 PAGE = "reference/settings.md"
@@ -34,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def page() -> str:
     """Return the whole page: a table for each command, then one for each part that has settings."""
-    commands = "".join(f"\n## stability.{name}\n\n{_table(_with_choices(command_rows(name)))}" for name in SPECS)
+    commands = "".join(f"\n## stability.{name}\n\n{_table(_with_choices(Command(name)))}" for name in SPECS)
     own = "".join(
         f"\n### {group} {name}\n\n{_table(row._replace(needs='') for row in rows) or 'It has no settings.'}\n"
         for group, name, rows in parts()
@@ -48,11 +49,13 @@ def parts() -> list[tuple[str, str, list[Row]]]:
     return [(group, name, choice_rows(group, name)) for group, name in named if name not in NO_PART.get(group, ())]
 
 
-def _with_choices(rows: Iterable[Row]) -> list[Row]:
+def _with_choices(command: Command) -> list[Row]:
     """Return the rows of a command, those of groups with their choices."""
     return [
-        row._replace(meaning=f"{row.meaning}: {', '.join(choices(row.key))}") if choices(row.key) else row
-        for row in rows
+        row._replace(meaning=f"{row.meaning}: {', '.join(command.groups[row.key].names)}")
+        if row.key in command.groups
+        else row
+        for row in command.rows
     ]
 
 

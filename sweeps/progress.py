@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, read_tail
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, mtime_ns, read_tail
 from stability.runs.lock import RunLock
 from stability.runs.words import Words
 from sweeps.standing import standing_s
@@ -38,6 +37,8 @@ class Row:
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
         expected: (seconds per step, seconds after training) measured before the launch (`sweeps.costs.expected_times`).
+        verdict: outcome of the training; "" before its end.
+        result: the training's result, from its status; {} before its end.
         signature: modification times at the last poll (`_signature`).
     """
 
@@ -62,6 +63,8 @@ class Row:
     held_by: str = ""
     trained: bool = False
     expected: tuple[float, float] | None = None
+    verdict: str = ""
+    result: dict[str, Any] = field(default_factory=dict, repr=False)
     signature: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
@@ -106,22 +109,25 @@ class Progress:
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
+        self._status_files = [str(row.trial.directory.status_file) for row in self.rows] if from_outside else []
         for row in self.rows:
-            row.signature, row.expected = _signature(row.trial), (expected or {}).get(row.trial.run_id)
+            row.signature = None if from_outside else _signature(row.trial)
+            row.expected = (expected or {}).get(row.trial.run_id)
             row.trained = not from_outside and row.trial.measures and _has_verdict(row.trial)
         self.most_at_once = 0
         self._began_at = time.time()
         self._speeds = _speeds(self.rows)
 
     def poll(self) -> None:
-        """Refresh the rows of unfinished trials; from outside, all rows.
+        """Refresh the rows of unfinished trials; from outside, also of finished ones whose status has changed.
 
-        A launch calls `stat` once per trial and reads the log ends of running trials only.
+        It calls `stat` once per trial and reads the log ends of running trials only.
         """
-        for row in self.rows:
-            if self._from_outside:
+        for row, file in zip(self.rows, self._status_files, strict=False):  # none for a launch
+            if row.state not in FINISHED or row.signature is None or mtime_ns(file) != row.signature[0]:
                 self._refresh_row_from_outside(row)
-            elif not row.ended:
+        for row in () if self._from_outside else self.rows:
+            if not row.ended:
                 self._refresh_row(row)
         self.most_at_once = max(self.most_at_once, sum(row.running and not row.held_by for row in self.rows))
         self._speeds = _speeds(self.rows)
@@ -169,10 +175,11 @@ class Progress:
         row.step, row.num_steps = status["step"], status.get("num_steps", row.num_steps)
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
         row.reason, row.stood_s = status.get("reason", ""), None
-        row.started_at = row.started_at or self._start_of(status)
+        row.started_at, row.verdict = row.started_at or self._start_of(status), ""
         if row.state in FINISHED:
             result = status.get("result", {})
             row.val_nll, row.trained_at = result.get("val_nll"), status["changed_at"]
+            row.verdict, row.result = row.state, result
             row.val_share = None if self.words.share is None else result.get(self.words.share.column)
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step
@@ -331,14 +338,7 @@ def _signature(trial: Trial) -> tuple[int, int]:
     """Return modification times that change with the status, curvature tables, samples or scores."""
     directory = trial.directory
     folders = (directory.curvature_file("").parent, directory.generation_file("").parent, directory.path / "samples")
-    return _mtime_ns(directory.status_file), max(map(_mtime_ns, folders))
-
-
-def _mtime_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    return mtime_ns(directory.status_file), max(map(mtime_ns, folders))
 
 
 def _number(value: Any) -> float | None:

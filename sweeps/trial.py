@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Trial:
         """Whether α_max or samples are requested after the training."""
         return self.curvature is not None or self.generate is not None
 
-    @property
+    @cached_property
     def directory(self) -> RunDirectory:
         return RunDirectory(self.pool, self.run_id)
 

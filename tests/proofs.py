@@ -57,6 +57,8 @@ ENTRIES = (
     "deploy",
     "infer",
     "embed",
+    "describe",
+    "web",
 )
 
 

@@ -17,6 +17,7 @@ HOMES = {
     "biotite": ("stability.corpora.proteins",),
     "curvlinops": ("benchmarks",),
     "jax": ("benchmarks",),
+    "jinja2": ("stability.web",),
     "evo2": ("stability.probes.generation.evo2_oracle",),
     "datasets": ("stability.data.hf",),
     "huggingface_hub": ("stability.data.hf",),
@@ -53,6 +54,7 @@ HOMES = {
         "stability.probes.layers.laplacian",
     ),
     "sentence_transformers": ("stability.sentences.encoder", "stability.sentences.st_module"),
+    "starlette": ("benchmarks.web", "stability.web"),
     "submitit": ("sweeps.launchers.slurm",),
     "tensorboard": ("stability.runs.tensorboard_sink",),
     "tiktoken": ("stability.corpora.tokens.gpt2",),
@@ -61,8 +63,10 @@ HOMES = {
     "triton": ("kernels",),
     "typst": ("analysis.report",),
     "plotly": ("analysis.page",),
+    "uvicorn": ("stability.web",),
     "wandb": ("stability.dashboards.study_run", "stability.runs.wandb_sink"),
     "wandb_workspaces": ("stability.dashboards.workspace",),
+    "yaml": ("stability.web.form",),
 }
 AT_HOME_EVERYWHERE = {
     "jaxtyping",

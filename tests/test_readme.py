@@ -182,6 +182,8 @@ ENTRIES = (
     "deploy",
     "infer",
     "embed",
+    "describe",
+    "web",
 )
 OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear", "mixture")
 

@@ -7,7 +7,7 @@ only `printable`, `stability.runs.words`, `stability.runs.recorded_words` and `s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -176,11 +176,7 @@ def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
     there = dict.fromkeys(frames["runs"]["mechanism"])
     if reference is not None and reference not in there:
         raise ValueError(f"reference={reference}: no run of {study_dir.name} has it; choose of {', '.join(there)}")
-    if multiples.are_rates_of_their_own(manifest):
-        frames, extra = multiples.convert_tables(frames, extra, manifest)
-    for axis in ("mechanism", *naming.SETTING_AXES):  # names from foreign files may hold unprintable characters
-        frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
-    frames["runs"] = naming.name_series(frames["runs"], manifest)
+    frames, extra = _name(frames, extra, manifest)
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
@@ -189,6 +185,37 @@ def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
         **extra,
         **frames,
     )
+
+
+def of_rows(manifest: dict[str, Any], runs: Sequence[dict[str, Any]], curvature: Sequence[Frame] = ()) -> Study:
+    """Return a study of runs whose tables are not written yet, for figures of a sweep in progress.
+
+    Args:
+        manifest: content of ``study.json``.
+        runs: a row of ``runs.parquet`` for each run, at least one; missing columns are null.
+        curvature: tables of recorded steps.
+    """
+    given = {"runs": [pd.DataFrame(list(runs))], "curvature": curvature, "curves": ()}
+    frames = {
+        name: _set_types(pd.concat(tables).reindex(columns=COLUMNS[name]) if tables else _empty(name))
+        for name, tables in given.items()
+    }
+    frames, _ = _name({name: frame.reset_index(drop=True) for name, frame in frames.items()}, {}, manifest)
+    return Study(name=str(manifest.get("name")), study=manifest, **frames)
+
+
+def _empty(name: str) -> Frame:
+    return pd.DataFrame(columns=COLUMNS[name])
+
+
+def _name(frames: dict[str, Frame], extra: dict[str, Any], manifest: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the tables with rates in the study's unit and with the names of its series."""
+    if multiples.are_rates_of_their_own(manifest):
+        frames, extra = multiples.convert_tables(frames, extra, manifest)
+    for axis in ("mechanism", *naming.SETTING_AXES):  # names from foreign files may hold unprintable characters
+        frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
+    frames["runs"] = naming.name_series(frames["runs"], manifest)
+    return frames, extra
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:

@@ -6,7 +6,7 @@ values have precedence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from stability.cli.declared import plain_default, read_attribute, read_settings
+from stability.config.ablation import value_text
 from stability.config.base import AXES, Settings
 from stability.config.curvature import CurvatureSpec
 from stability.config.parse import SPECS
@@ -24,6 +25,7 @@ from stability.registry import FAMILIES, Registry, near_misses, plugins_of
 PREFERRED = "text"  # suggested choice if several have a setting: the most frequent one
 OF_SPEC = "settings"  # folder of the generated configs with a command's settings, named in its yaml's defaults list
 FAMILY_OF = {family.removesuffix("s"): family for family in FAMILIES} | {"cross": "mechanisms"}  # of a group of parts
+GLOBAL = ("study", "size")  # presets of the whole command, whose keys have no prefix
 NO_PART = {"cross": ("auto", "none")}  # choices without code
 
 
@@ -80,6 +82,32 @@ def preset_values(group: str, name: str) -> dict[str, Any]:
     if group and name not in yamls(group):
         return values_of(group, name)
     return {key: value for key, value in _load_yaml(f"{group}/{name}".lstrip("/")).items() if key != "defaults"}
+
+
+def preset_words(group: str, name: str) -> dict[str, str]:
+    """Return the words of a command line that set everything a preset sets, its base yamls included.
+
+    Args:
+        group: the preset's group, e.g. ``study``.
+        name: its name.
+    """
+    listed, words = _load_yaml(f"{group}/{name}").get("defaults", []), {}
+    for entry in listed:
+        if isinstance(entry, dict):
+            words |= {key.removeprefix("override /"): value_text(choice) for key, choice in entry.items()}
+        elif not _is_generated(entry):
+            words |= preset_words(group, entry)
+    prefix = "" if group in GLOBAL else f"{group}."
+    return words | {f"{prefix}{key}": value_text(value) for key, value in flatten(preset_values(group, name))}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested dicts under its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def spec_values(root: str) -> dict[str, Any]:

@@ -10,16 +10,19 @@ import ast
 from functools import cache, reduce
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from stability.cli.kinds import BOUNDS, Kind, kind_of
+from stability.config.identity import Place
 from stability.registry import Registry, plugins_of
 
 REQUIRED = "???"  # the default of a setting without one, as Hydra writes it
 PACKAGE = "stability"
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("stability.config.base", "Settings")  # base of every Config; it has no fields
+PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 class Setting(NamedTuple):
@@ -28,10 +31,12 @@ class Setting(NamedTuple):
     Attributes:
         default: its default, lists for tuples; `REQUIRED` without one.
         meaning: its description, behind the words that it may be: ``fixed | learned: …``.
+        kind: the values that it takes.
     """
 
     default: Any
     meaning: str
+    kind: Kind = Kind()
 
 
 class Unreadable(LookupError):
@@ -59,7 +64,10 @@ def read_settings(family: str, name: str, config: str = "Config") -> dict[str, S
         except Unreadable:
             pass
     fields = getattr(Registry(family).load(name), config).model_fields
-    return {key: Setting(plain_default(field), meaning_of(field)) for key, field in fields.items()}
+    return {
+        key: Setting(plain_default(field), meaning_of(field), kind_of(field.annotation, field.metadata))
+        for key, field in fields.items()
+    }
 
 
 def read_attribute(family: str, name: str, key: str) -> Any:
@@ -204,7 +212,39 @@ def _setting(module: str, statement: ast.AnnAssign) -> Setting:
     return Setting(
         REQUIRED if default is None else make_plain(_value(module, default)),
         _prefix_words(_words(module, statement.annotation), text),
+        kind_of(_type(module, statement.annotation), [_bounds(module, told)]),
     )
+
+
+def _type(module: str, annotation: Any) -> Any:
+    """Return the type that an annotation names, with its bounds; Any for a class of ours."""
+    match annotation:
+        case ast.Constant(value=None):
+            return None
+        case ast.Name(id=name) if name in PLAIN:
+            return PLAIN[name]
+        case ast.Name() | ast.Attribute():
+            try:
+                found = _resolve(module, annotation)
+            except Unreadable:  # e.g. Any
+                return Any
+            return Any if isinstance(found.node, ast.ClassDef) else _type(*found)
+        case ast.Subscript(value=ast.Name(id="Literal")):
+            return Literal[_words(module, annotation)]
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *markers])):
+            places = [Place() for each in markers if ast.unparse(each).startswith("Place(")]
+            bounds = [_bounds(module, _fields_call(each)) for each in markers]
+            return Annotated[_type(module, inner), *places, *bounds]
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[inner, *_])):
+            return tuple[_type(module, inner), ...]
+        case ast.BinOp(left=left, right=right):
+            return Union[_type(module, left), _type(module, right)]  # noqa: UP007
+    return Any
+
+
+def _bounds(module: str, told: dict[str, ast.expr]) -> Any:
+    """Return a pydantic field with the bounds among the arguments of ``Field(…)``."""
+    return Field(**{key: _value(module, told[key]) for key in BOUNDS if key in told})
 
 
 def _words(module: str, annotation: Any) -> tuple[Any, ...]:
@@ -257,6 +297,8 @@ def _value(module: str, node: Any) -> Any:
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(module, operand)
+        case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
+            return _value(module, base) ** _value(module, exponent)
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return tuple(each for item in items for each in _items(module, item))
         case ast.Set(elts=items):

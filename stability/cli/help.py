@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from stability.cli.compose import add_listed_plugins
 from stability.cli.conf import choices, conf_dir, defaults, is_group, yamls
-from stability.cli.declared import read_attribute
-from stability.cli.settings import Row, choice_rows, command_rows
+from stability.cli.description import Command, Group
+from stability.cli.settings import Row, choice_rows
 from stability.cli.words import Invocation, Word
 
 WIDTH = 120
@@ -30,11 +30,12 @@ def help_text(root: str, head: str, argv: Sequence[str]) -> str:
     """
     invocation = Invocation.of(argv)
     add_listed_plugins(invocation)
-    rows = command_rows(root)
+    command = Command(root)
+    rows = command.rows
     if asked := [text for word in invocation.words for text in _find_rows(root, rows, word)]:
         return "\n\n".join(dict.fromkeys(asked))
-    groups = [group.partition("@")[0] for group in defaults(root)]
-    shown = "".join(_choices(root, group, rows) for group in groups if group in {row.key for row in rows})
+    groups = command.groups
+    shown = "".join(_entry(f"{key}={each.default}", ", ".join(each.names)) for key, each in groups.items())
     chosen = f"\n\nChoices: key=default, then all\n{shown.rstrip()}" if shown else ""
     return f"{head.strip()}{chosen}\n\nKeys: key=default\n{_keys(rows, groups)}{MORE}"
 
@@ -63,16 +64,7 @@ def _choice(group: str, name: str) -> str:
     return f"{title}: no settings"
 
 
-def _choices(root: str, group: str, rows: Iterable[Row]) -> str:
-    """Return a group's line: its default and all choices that the command takes."""
-    default = next(row.default for row in rows if row.key == group)
-    names = choices(group)
-    if group == "mechanism":  # a probe takes untrained mechanisms, any other command trainable ones
-        names = tuple(name for name in names if read_attribute("mechanisms", name, "trainable") == (root != "probe"))
-    return _entry(f"{group}={default}", ", ".join(names))
-
-
-def _keys(rows: Sequence[Row], groups: Sequence[str]) -> str:
+def _keys(rows: Sequence[Row], groups: Mapping[str, Group]) -> str:
     """Return a line for each key; the keys of a group of settings share one."""
     lines = []
     for first, held in groupby((row for row in rows if not row.needs), key=lambda row: row.key.partition(".")[0]):

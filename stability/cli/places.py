@@ -12,6 +12,8 @@ from functools import cache
 from pydantic import BaseModel
 
 from stability.cli.conf import FAMILY_OF, is_group
+from stability.cli.declared import read_settings
+from stability.cli.kinds import Kind
 from stability.config.base import AXES
 from stability.config.identity import Place, group_of
 from stability.config.parse import SPECS
@@ -42,10 +44,28 @@ def quote_value(key: str, value: str) -> str | None:
     return None if holds is None else _add_quotes(value)
 
 
+def quote_text(value: str) -> str:
+    """Return a value that Hydra parses to this very text: in quotes, unless it does without.
+
+    A value that begins with a quote is left as it is.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if value[:1] in QUOTES or WORD.fullmatch(value):
+        return value
+    try:
+        parsed = OverridesParser.create().parse_override(f"text={value}")
+        is_itself = not parsed.is_sweep_override() and parsed.value() == value
+    except (HydraException, ValueError, RecursionError):
+        is_itself = False
+    return value if is_itself else _add_quotes(value)
+
+
 def count_places(key: str) -> str | None:
     """Return ``one`` or ``several`` for a key with paths, as declared by its field; None for other keys."""
     return _entries_places().get(key) or next(
-        (found for config, field in _settings_of(key) if (found := _count_field_places(config, field))), None
+        ("several" if kind.is_list else "one" for kind in _settings_of(key) if kind.type == "path"), None
     )
 
 
@@ -80,8 +100,8 @@ def _count_field_places(config: type[BaseModel], key: str) -> str | None:
     return "several" if "tuple" in str(field.annotation) else "one"
 
 
-def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the possible Configs of a key like ``mechanism.sc.window``, and the field's name."""
+def _settings_of(key: str) -> Iterator[Kind]:
+    """Yield the values of a key like ``mechanism.sc.window``, for each part that may have it."""
     group, *path = key.split(".")
     family = FAMILY_OF.get(group)
     if family is None or len(path) != (2 if group in AXES else 1):
@@ -89,5 +109,5 @@ def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
     # of this project's parts only data sources have places (tests/identity); plugins are all imported already
     names = {*plugins_of(family), *(Registry(family).names() if family == "data" else ())}
     for name in sorted(names):
-        if group not in AXES or name == path[0]:
-            yield Registry(family).load(name).Config, path[-1]
+        if (group not in AXES or name == path[0]) and path[-1] in (found := read_settings(family, name)):
+            yield found[path[-1]].kind

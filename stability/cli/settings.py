@@ -8,8 +8,18 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stability.cli.conf import FAMILY_OF, choices, declared_choices, defaults, keys_of, preset_values, spec_values
+from stability.cli.conf import (
+    FAMILY_OF,
+    choices,
+    declared_choices,
+    defaults,
+    flatten,
+    keys_of,
+    preset_values,
+    spec_values,
+)
 from stability.cli.declared import REQUIRED, meaning_of, read_attribute, read_settings
+from stability.cli.kinds import Kind, kind_of
 from stability.cli.words import OF_EVERY_MODEL, SHORT
 from stability.config.ablation import Ablation, value_text
 from stability.config.base import AXES, Settings
@@ -39,12 +49,14 @@ class Row(NamedTuple):
         default: as it is typed; ``""`` for a key with a name of the user's in it, ``(required)`` without a default.
         meaning: its description.
         needs: the choice with which it exists, e.g. ``search=asha``; ``""`` if it always does.
+        kind: the values that it takes.
     """
 
     key: str
     default: str
     meaning: str
     needs: str = ""
+    kind: Kind = Kind()
 
 
 def command_rows(root: str) -> list[Row]:
@@ -82,17 +94,17 @@ def choice_rows(group: str, name: str) -> list[Row]:
         found = {} if name in ("auto", "none") and group == "cross" else read_settings(FAMILY_OF[group], name)
         of_inner = group == "mechanism" and bool(read_attribute("mechanisms", name, "Config.inner_directions"))
         rows = [
-            Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
+            Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs, setting.kind)
             for key, setting in found.items()
             if not (of_inner and key == "parts")
         ]
         inner = Row(f"{prefix}<part>.<setting>", "", "a setting of a mechanism within it", needs)
         return rows + [inner] * of_inner
     values = preset_values(group, name)
-    known = {row.key: row.meaning for schema in SPECS.values() for row in _list_class_rows(schema)}
+    known = {row.key: row for schema in SPECS.values() for row in _list_class_rows(schema)}
     return [
-        Row(f"{group}.{key}", _text(value), known.get(f"{group}.{key}", ""), needs)
-        for key, value in _flatten(values)
+        known[f"{group}.{key}"]._replace(default=_text(value), needs=needs)
+        for key, value in flatten(values)
         if f"{group}.{key}" in known
     ]
 
@@ -103,7 +115,9 @@ def _list_class_rows(schema: type[BaseModel], prefix: str = "", needs: str = "")
         fields = {name: schema.model_fields[name] for name in names}
         meanings = [f"<{name}>: " * (f"<{name}>" in written) + meaning_of(field) for name, field in fields.items()]
         default = "" if written.endswith(">") else _default(fields[names[-1]])
-        yield Row(f"{prefix}{written}", default, "; ".join(meanings), needs)
+        last = fields[names[-1]]
+        kind = Kind() if written.endswith(">") else kind_of(last.annotation, last.metadata)
+        yield Row(f"{prefix}{written}", default, "; ".join(meanings), needs, kind)
     for name, field in {} if schema in WRITTEN else schema.model_fields.items():
         if issubclass(schema, Settings) and name == schema.written_flat:
             yield from _flat_rows(field, prefix, needs)
@@ -118,7 +132,7 @@ def _flat_rows(field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
         return
     for name in declared_choices("objective"):
         for key, setting in read_settings("objectives", name, "Sampling").items():
-            yield Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
+            yield Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs, setting.kind)
 
 
 def _list_field_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
@@ -136,7 +150,7 @@ def _list_field_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> It
             yield Row(key, _default(field), meaning_of(field), needs)
         yield from _list_class_rows(classes[0], f"{key}.", needs)
     else:
-        yield Row(key, _default(field), meaning_of(field) or name, needs)
+        yield Row(key, _default(field), meaning_of(field) or name, needs, kind_of(field.annotation, field.metadata))
 
 
 def _list_part_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
@@ -181,14 +195,6 @@ def _default_of_command(row: Row, values: Mapping[str, Any], chosen: Mapping[str
             return row.default
         value = value[step]
     return row.default if isinstance(value, Mapping) else _text(value)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _default(field: FieldInfo) -> str:

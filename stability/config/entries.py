@@ -235,6 +235,41 @@ class StatusSpec(Settings):
         return self
 
 
+class DescribeSpec(Settings):
+    """The settings of `stability.describe`: every key of every command, for people and programs."""
+
+    command: str | None = Field(default=None, description="the command; null: all of them")
+    format: Literal["text", "json"] = Field(default="text", description="text, a line for each key; or json")
+
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class WebSpec(Settings):
+    """The settings of `stability.web`: the page that composes commands, starts sweeps and follows runs."""
+
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
+    port: int = Field(default=0, ge=0, le=65535, description="port of the page; 0: a free one")
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; another one needs token")
+    token: str | None = Field(
+        default=None,
+        min_length=16,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        description="secret of the page's address; null: a new one for one use",
+    )
+    open: bool = Field(default=False, description="whether the page is opened in the browser")
+
+    @model_validator(mode="after")
+    def _check_host(self) -> WebSpec:
+        if self.host not in LOOPBACK and self.token is None:
+            raise ValueError(
+                f"host={self.host}: others on the network can reach the page there; add token=… of at least 16 letters "
+                "and digits, or leave host out"
+            )
+        return self
+
+
 class ProbeSpec(Settings):
     """The settings of `stability.probe`: measurements of trained layers, their graphs and PDMM networks."""
 

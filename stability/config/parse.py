@@ -10,7 +10,7 @@ from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
 from stability.config.deployment import DeploySpec, InferSpec
 from stability.config.embedding import EmbedSpec
-from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec
+from stability.config.entries import DescribeSpec, HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec, WebSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
 from stability.config.parts import part
@@ -34,6 +34,8 @@ SPECS: dict[str, type[Settings]] = {
     "deploy": DeploySpec,
     "infer": InferSpec,
     "embed": EmbedSpec,
+    "describe": DescribeSpec,
+    "web": WebSpec,
 }  # the spec of each entry
 
 

@@ -76,6 +76,14 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             remove(path)
 
 
+def mtime_ns(path: Path | str) -> int:
+    """Return a file's time of modification in nanoseconds; 0 without the file."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116  # thousands of files a second, and Path objects are slow
+    except OSError:
+        return 0
+
+
 def fsync(path: Path) -> None:
     """Make a file's content, or a folder's entries, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -98,10 +98,10 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
         logs = [(each.directory.run_id, each.directory.signal_files[name]) for each in files]
         probes[name] = read_curves(logs, columns[1:], broken)
     steps = [_recorded_steps(each) for each in files]
-    varied = [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
+    varied = varied_fields(record)
     rows = [
-        _run_row(folder.path.name, each, scores[each.directory.run_id], parsed_columns)
-        | {"model": " ".join([_model_name(each.spec), *_sizes(each.spec, varied)])}
+        spec_columns(each.spec, varied)
+        | _run_row(folder.path.name, each, scores[each.directory.run_id], parsed_columns)
         | undefined_of(list(tables.values()))
         for each, tables in zip(files, steps, strict=True)
     ]
@@ -223,7 +223,6 @@ def _run_row(
     }
     row["num_steps"] = status.get("step", 0)
     row["last_checkpoint_step"] = files.checkpoint_steps[-1] if files.checkpoint_steps else None
-    row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
     result |= _initial_scores(files.directory, result)
@@ -261,8 +260,18 @@ def generation_tables(directory: RunDirectory) -> list[Path]:
     return parquet_files(directory.generation_file("").parent)
 
 
-def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns filled by a run's spec, from plain JSON of any version."""
+def varied_fields(record: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a study's sweep varied as sizes, from its ``study.json``."""
+    return [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
+
+
+def spec_columns(spec: dict[str, Any], varied: Sequence[str]) -> dict[str, Any]:
+    """Return the columns filled by a run's spec, from plain JSON of any version.
+
+    Args:
+        spec: the run's ``spec.json``.
+        varied: as `varied_fields`.
+    """
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data")}
     cross = spec.get("cross") or {"name": ""}  # missing in runs older than cross mechanisms
     rest = {
@@ -271,6 +280,7 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
         "lr": spec["lr_peak"],
         "seed": spec["seed"],
         "planned_steps": spec["steps"],
+        "model": " ".join([_model_name(spec), *_sizes(spec, varied)]),
     }
     return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
 

@@ -380,6 +380,8 @@ def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
         "deploy",
         "infer",
         "embed",
+        "describe",
+        "web",
     ],
 )
 def test_help_is_printed_for_h(module):

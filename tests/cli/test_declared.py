@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from operator import attrgetter
+from typing import Literal
 
 import pytest
+from annotated_types import Gt
 
 from stability.cli import declared as reading
 from stability.cli.conf import FAMILY_OF, choices, declared_choices, values_of
 from stability.cli.declared import Setting, read_attribute, read_settings
+from stability.cli.kinds import Kind, kind_of
 from stability.registry import FAMILIES, Registry
 
 PARTS = [(family, name) for family in FAMILIES for name in Registry(family).names()]
@@ -94,7 +97,7 @@ def test_a_part_that_cannot_be_read_is_imported(monkeypatch):
     monkeypatch.setattr(reading, "_read_settings", refuse)
     monkeypatch.setattr(reading, "_read_attribute", refuse)
     assert read_settings("mechanisms", "sw")["window"] == Setting(
-        2, read_settings("mechanisms", "sw")["window"].meaning
+        2, read_settings("mechanisms", "sw")["window"].meaning, Kind("integer", (), (("minimum", 1),))
     )
     assert read_attribute("mechanisms", "cc", "cross") is True
 
@@ -128,3 +131,23 @@ assert "torch" not in sys.modules
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (out.returncode, out.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("family", "name"), PARTS)
+def test_every_setting_takes_the_values_that_pydantic_says(family, name):
+    fields = Registry(family).load(name).Config.model_fields
+    found = reading._read_settings(family, name, "Config")
+    assert {key: each.kind for key, each in found.items()} == {
+        key: kind_of(field.annotation, field.metadata) for key, field in fields.items()
+    }
+
+
+def test_a_kind_is_told_in_words_and_as_json_schema():
+    kind = read_settings("mechanisms", "sc")["rank"].kind
+    assert (str(kind), kind.to_json()) == (
+        "integer ≥ 0, ≤ 65536",
+        {"type": "integer", "minimum": 0, "maximum": 65536},
+    )
+    assert read_settings("data", "text")["path"].kind.type == "path"
+    assert kind_of(tuple[Literal["a", "b"], ...] | None) == Kind("text", ("a", "b"), is_list=True, is_optional=True)
+    assert str(kind_of(float | None, [Gt(0)])) == "number > 0, or null"

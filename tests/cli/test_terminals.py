@@ -169,6 +169,8 @@ def test_status_on_a_narrow_terminal_is_no_traceback(width, tmp_path):
         "deploy",
         "infer",
         "embed",
+        "describe",
+        "web",
     ],
 )
 def test_without_the_environment_one_line_says_how_to_enter_it(entry):

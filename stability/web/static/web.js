@@ -1,0 +1,85 @@
+"use strict";
+// The form: search, copy, sliders, files, the place of a mistake. Figures: drawn from JSON, again when a file has grown.
+document.documentElement.classList.remove("no-js");
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+const byId = id => document.getElementById(id);
+
+document.addEventListener("input", event => {
+  const box = event.target;
+  if (box.id === "search") {
+    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+    all("#fields details").forEach(section => {
+      const rows = all(".row", section);
+      rows.forEach(row => { row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word)); });
+      section.hidden = rows.every(row => row.hidden);
+      if (words.length && !section.hidden) section.open = true;
+    });
+    event.stopPropagation();
+  }
+  if (box.dataset.logOf) {
+    byId(box.dataset.logOf).value = Number((10 ** box.value).toPrecision(2)).toExponential();
+  }
+}, true);
+
+document.addEventListener("click", async event => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
+  button.textContent = "Copied";
+});
+
+document.addEventListener("change", async event => {
+  const into = event.target.dataset.into;
+  if (into && event.target.files[0]) byId(into).value = await event.target.files[0].text();
+});
+
+// a new form keeps which sections are open
+let open = {};
+document.addEventListener("htmx:beforeSwap", () => { all("#compose details").forEach(each => { open[each.id] = each.open; }); });
+document.addEventListener("htmx:afterSwap", () => {
+  all("#compose details").forEach(each => { if (each.id in open) each.open = each.open || open[each.id]; });
+  const problem = byId("problem");
+  if (!problem) return;
+  all("#fields .error").forEach(each => { each.textContent = ""; });
+  all("#fields [aria-invalid]").forEach(each => each.removeAttribute("aria-invalid"));
+  const found = [problem, ...all("#plan [data-key]")].find(each => each.dataset.key && each.textContent);
+  const key = found && found.dataset.key;
+  if (!key || !byId(`e-${key}`)) return;
+  byId(`e-${key}`).textContent = found.textContent.replace(/^error: /, "");
+  const input = byId(`f-${key}`);
+  if (input) input.setAttribute("aria-invalid", "true");
+});
+
+const place = document.querySelector("[data-figures]");
+async function draw() {
+  const answer = await fetch(place.dataset.figures);
+  if (!answer.ok) return;
+  const figures = await answer.json();
+  const divs = Object.keys(figures).map(byId).filter(Boolean);
+  divs.forEach(div => { div.closest("figure").hidden = false; });
+  for (const div of divs) {
+    await Plotly.react(div, figures[div.id].data, figures[div.id].layout, { responsive: true, displaylogo: false });
+    if (div._fullLayout.width !== div.clientWidth) await Plotly.Plots.resize(div);  // a figure has come beside it
+  }
+}
+
+if (place) {
+  let busy = false, again = false;
+  const refresh = async () => {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      await draw();
+      if (place.dataset.live) {
+        const answer = await fetch(place.dataset.live);
+        // a pressed or focused control stays where it is
+        if (answer.ok && !byId("live").contains(document.activeElement)) byId("live").innerHTML = await answer.text();
+      }
+    } finally {
+      busy = false;
+      if (again) { again = false; setTimeout(refresh, 500); }
+    }
+  };
+  draw();
+  new EventSource(place.dataset.events).addEventListener("rows", refresh);
+}
