@@ -332,11 +332,11 @@ def _shown(form: Form) -> str:
 
 
 def _stream(look: Callable[[], Any]) -> StreamingResponse:
-    """Return a stream with an event for each change of a value that is looked at every second."""
+    """Return a stream with an event at once, and one for each change of a value that is looked at every second."""
 
     async def events() -> AsyncIterator[str]:
         seen, quiet_s = await run_in_threadpool(look), 0.0
-        yield "retry: 2000\n\n"
+        yield "retry: 2000\nevent: rows\ndata: \n\n"  # of a change since the page was made
         while True:
             await asyncio.sleep(TICK_S)
             now, quiet_s = await run_in_threadpool(look), quiet_s + TICK_S

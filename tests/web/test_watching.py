@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import json
 import math
@@ -18,7 +19,7 @@ from benchmarks.web import plant
 from stability.runs.directory import RunDirectory
 from stability.runs.results import collect, write
 from stability.runs.study import StudyFolder
-from stability.web import watching
+from stability.web import app, watching
 
 NUM = 200
 
@@ -123,3 +124,15 @@ def test_a_study_without_a_record_or_with_a_damaged_one_is_shown_as_such(page):
     (folder / "study.json").write_text("{")
     assert "is damaged" in page.get("/studies").text and "is damaged" in page.get("/studies/broken").text
     assert page.get("/studies/nothing").status_code == 404 and page.get("/runs/0123456789ab").status_code == 404
+
+
+def test_a_stream_begins_with_an_event_so_that_no_change_is_lost_between_page_and_stream(monkeypatch):
+    monkeypatch.setattr(app, "TICK_S", 0.0)
+    values = iter([1, 1, 2, 2, 2, 3])
+
+    async def read():
+        stream = app._stream(lambda: next(values)).body_iterator
+        return [await anext(stream) for _ in range(3)]
+
+    chunks = asyncio.run(read())
+    assert all("event: rows" in chunk for chunk in chunks) and next(values, None) is None

@@ -80,6 +80,6 @@ if (place) {
       if (again) { again = false; setTimeout(refresh, 500); }
     }
   };
-  draw();
+  refresh();
   new EventSource(place.dataset.events).addEventListener("rows", refresh);
 }
