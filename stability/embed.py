@@ -37,7 +37,7 @@ dir:  a folder of mode=export, or any folder of sentence-transformers (read by t
   mode=export      writes a folder that SentenceTransformer(FOLDER, trust_remote_code=True) loads where this project is
                    installed; the folder holds weights and JSON, and no code
 """
-SHOWN, WIDTH = 3, 100  # texts of a cluster, and characters of each
+SHOWN, WIDTH = 3, 67  # texts of a cluster, and characters of each
 
 
 def main(argv: list[str]) -> int:

@@ -227,6 +227,10 @@ BESIDE = {
     "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
     "protein_readings": ["objective.tokenizer=0123456789ab"],
     "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
+    "sentence_pairs": ["data=synthetic_pairs"],
+    "pairs": ["objective=sentence_pairs", "data.path=README.md"],
+    "stdlib_pairs": ["objective=sentence_pairs", "objective.loss=mnrl"],
+    "synthetic_pairs": ["objective=sentence_pairs"],
 }
 
 

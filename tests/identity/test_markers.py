@@ -81,7 +81,7 @@ def test_the_places_are_those():
         - NAMES
         - {("mix", "pattern")}
     )
-    paths = {(name, "path") for name in ("text", "dna", "images", "protein")}
+    paths = {(name, "path") for name in ("text", "dna", "images", "protein", "pairs")}
     assert found == paths | {("text", "ranks"), ("hf", "ranks"), ("hf", "dataset"), ("protein", "annotations")}
     of_a_run = {key for key in free_texts(RunSpec) if key != "plugins"}
     assert of_a_run == {"data_fingerprint"}
