@@ -156,7 +156,7 @@ def _search(encoder: Encoder | LibraryEncoder, spec: EmbedSpec, embeddings: np.n
     for query, indices, values in zip(queries, found.tolist(), cosines.tolist(), strict=True):
         print_text(f"query: {_short(query)}")
         for index, value in zip(indices, values, strict=True):
-            print_text(f"  {value:7.4f}  {_short(texts[index])}")
+            print_text(f"  {value:7.4f}  {_short(str(texts[index]))}")
     return 0
 
 
@@ -170,7 +170,7 @@ def _cluster(spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> i
     for own in sorted(members, key=len, reverse=True):
         print_text(f"{len(own):,} texts")
         for index in own[distances[own].argsort(kind="stable")][:SHOWN].tolist():
-            print_text(f"  {_short(texts[index])}")
+            print_text(f"  {_short(str(texts[index]))}")
     if spec.out is not None:
         rows = [
             {"id": number, "cluster": int(label), "text": text}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
@@ -13,7 +15,8 @@ def correlations(cosines_M: np.ndarray, scores_M: np.ndarray) -> tuple[float, fl
     """
     if not (np.isfinite(cosines_M).all() and np.ptp(cosines_M) > 0 and np.ptp(scores_M) > 0):
         return float("nan"), float("nan")
-    return float(spearmanr(cosines_M, scores_M).statistic), float(pearsonr(cosines_M, scores_M).statistic)
+    found: list[Any] = [spearmanr(cosines_M, scores_M), pearsonr(cosines_M, scores_M)]
+    return float(found[0].statistic), float(found[1].statistic)
 
 
 def recalls(cosines_MM: np.ndarray, is_equal_MM: np.ndarray, ks: tuple[int, ...]) -> list[float]:

@@ -64,6 +64,7 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
     without_mirror = None
     samplers = ("top_prob", "random")
     mask_id: int
+    num_outputs: int
 
     def __init__(self, config: Config, vocab_size: int):
         self.config = config

@@ -53,7 +53,7 @@ class SentencePairs(AbstractObjective):
         margin: float | None = Field(
             default=None,
             gt=0,
-            description=f"margin of loss=triplet; null: {MARGIN:g}, or {UNIT_MARGIN:g} with normalise=true",
+            description="margin of loss=triplet; null: 5, or 1 with normalise=true",
         )
         normalise: bool = Field(
             default=True, description="whether embeddings are divided by their length, also when read (stability.embed)"

@@ -113,7 +113,7 @@ class LibraryEncoder:
 
     def __init__(self, folder: Path, device: torch.device):
         try:
-            from sentence_transformers import SentenceTransformer
+            from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise RuntimeError(
                 f"dir={folder} is read by sentence-transformers, which is missing; {NEEDS_LIBRARY}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers.sentence_transformer.modules import InputModule
+from sentence_transformers.sentence_transformer.modules import InputModule  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from stability.sentences import export

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from stability.corpora.io.files import find_files, lines_of, open_unpacked, suffix_of
 from stability.corpora.io.progress import step
@@ -96,7 +96,7 @@ def _records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"data.path: {file}, line {number:,}", _parse(line, f"data.path: {file}, line {number:,}")
             return
         csv.field_size_limit(CSV_FIELD)
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        text = io.TextIOWrapper(cast(BinaryIO, stream), encoding="utf-8-sig", newline="")
         reader = csv.DictReader(text, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
         try:
             for record in reader:

@@ -69,7 +69,7 @@ def split_rows(
     sides = [Side(rows_MS[which], scores_M[which]) for which in (~is_held, is_held)]
     vocab_size = len(tokenizer.vocabulary.pieces)
     encoded = [tokenizer.encode(sentence) for sentence in numbers]
-    return SentenceCorpus.of(*sides, encoded, vocab_size=vocab_size, scored=scored, origin=origin)
+    return SentenceCorpus.of(sides[0], sides[1], encoded, vocab_size=vocab_size, scored=scored, origin=origin)
 
 
 def _components(rows: Sequence[Row]) -> list[str]:

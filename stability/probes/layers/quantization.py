@@ -5,9 +5,9 @@ For `stability.probe what=quantization`. Weights alone are rounded, to nearest, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,10 @@ def measure_bits(
     matrices = find_matrices(model)
     known = {"sequences": validation.num_sequences, "nll": validation.measure(model)["val_nll"]}
     known |= {"share": sum(each.weight.numel() for each in matrices.values()) / _count_branch_weights(model)}
-    moments = {place: _moments(seen.module) for place, seen in branches.items()}
+    moments = {
+        place: _moments([each for each in seen.module.modules() if each in matrices.values()])
+        for place, seen in branches.items()
+    }
     for bits in probe.bits:
         for group in probe.groups:
             with _rounded(matrices, bits, group or None):
@@ -133,12 +136,11 @@ def _output_of(output: Any) -> Tensor:
     return (output.output if isinstance(output, WithLoss) else output).detach().float()
 
 
-def _moments(module: nn.Module) -> dict[str, float]:
+def _moments(maps: Collection[nn.Module]) -> dict[str, float]:
     """Return RMS and kurtosis of all weights of a branch's linear maps; {} without any."""
-    maps = [each for each in module.modules() if isinstance(each, nn.Linear) and not getattr(each, "is_table", False)]
     if not maps:
         return {}
-    weights = torch.cat([each.weight.flatten() for each in maps]).double()
+    weights = torch.cat([cast(Tensor, each.weight).flatten() for each in maps]).double()
     square = weights.square().mean()
     return {"rms": float(square.sqrt()), "kurtosis": float(weights.pow(4).mean() / square.square())}
 
