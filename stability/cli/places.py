@@ -81,8 +81,9 @@ def _add_quotes(value: str) -> str:
 
 @cache
 def _entries_places() -> dict[str, str]:
-    """Return the places outside parts' settings, by key, of all entries."""
-    return dict(found for spec in SPECS.values() for found in _walk_places(spec, ""))
+    """Return the places outside parts' settings, by key, of all entries; several if one entry takes several."""
+    # "one" sorts before "several", which stays
+    return dict(sorted(found for spec in SPECS.values() for found in _walk_places(spec, "")))
 
 
 def _walk_places(config: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

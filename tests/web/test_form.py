@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from stability.cli.compose import compose_values
-from stability.cli.conf import choices, conf_dir, preset_words
+from stability.cli.conf import choices, conf_dir, preset_words, values_of
 from stability.cli.description import describe_choice
 from stability.cli.settings import choice_rows, command_rows
 from stability.cli.words import Invocation
@@ -43,7 +43,9 @@ HOSTILE = (
 def values(words, command="sweep"):
     """What Hydra makes of the words, apart from the name that they give the study."""
     found = compose_values(SPECS[command], Invocation.of(words))
-    return {key: value for key, value in found.items() if key != "name"}
+    # a preset may name these alone, which stands for their defaults
+    named = {key: values_of(key, found[key]) for key in ("ffn", "position") if isinstance(found.get(key), str)}
+    return {key: value for key, value in (found | named).items() if key != "name"}
 
 
 @pytest.fixture(scope="module")
