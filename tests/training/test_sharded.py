@@ -111,7 +111,9 @@ def made(tmp_path_factory):
             Trainer, "judge", lambda self, wall_s: (stored.append(stored_bytes(self)), judge(self, wall_s))[1]
         )
         alone, sharded = run(lab, spec, folder / "alone"), run(lab, spec, folder / "sharded", shards=2)
-        yield SimpleNamespace(lab=lab, spec=spec, alone=alone, sharded=sharded, stored=stored, truth=by_hand(lab, spec))
+        yield SimpleNamespace(
+            lab=lab, spec=spec, alone=alone, sharded=sharded, stored=[*stored], truth=by_hand(lab, spec)
+        )
 
 
 def test_two_shards_are_as_close_to_float64_as_one_device(made):
