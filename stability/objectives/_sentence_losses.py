@@ -19,7 +19,13 @@ def unit(x: Tensor) -> Tensor:
 
 
 def cosine_terms(first_BD: Tensor, second_BD: Tensor, scores_B: Tensor) -> Tensor:
-    """Return the squared error of each cosine (B)."""
+    """Return the squared error of each cosine (B).
+
+    Args:
+        first_BD: embeddings of the first sentences.
+        second_BD: embeddings of the second sentences.
+        scores_B: the scores that the cosines should have.
+    """
     return ((unit(first_BD) * unit(second_BD)).sum(-1) - scores_B).square()
 
 
