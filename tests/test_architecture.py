@@ -70,6 +70,21 @@ for module in {TORCH_FREE}:
     assert (out.returncode, out.stderr) == (0, "")
 
 
+def test_reading_a_sweep_imports_nothing_that_takes_seconds_beside_torch():
+    code = """
+import sys
+from stability.cli.compose import read
+from stability.cli.words import Invocation
+from stability.config.sweep import SweepSpec
+read(SweepSpec, Invocation.of(["mechanism=[sa,sc,mix]", "data=synthetic_pairs", "objective=sentence_pairs"]))
+names = ("scipy.stats", "sklearn", "pandas", "ray", "wandb", "transformers", "sentence_transformers", "matplotlib")
+if found := [name for name in names if name in sys.modules]:
+    sys.exit(f"reading a sweep imports {found}")
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (out.returncode, out.stderr) == (0, "")
+
+
 ALLOWED = {
     "stability/curvature": {"torch", "stability.curvature"},
     "kernels": {"kernels", "torch", "triton"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 
 
 def correlations(cosines_M: np.ndarray, scores_M: np.ndarray) -> tuple[float, float]:
@@ -13,6 +12,8 @@ def correlations(cosines_M: np.ndarray, scores_M: np.ndarray) -> tuple[float, fl
 
     Ties have their mean rank.
     """
+    from scipy.stats import pearsonr, spearmanr  # takes seconds, which every command would pay
+
     if not (np.isfinite(cosines_M).all() and np.ptp(cosines_M) > 0 and np.ptp(scores_M) > 0):
         return float("nan"), float("nan")
     found: list[Any] = [spearmanr(cosines_M, scores_M), pearsonr(cosines_M, scores_M)]

@@ -105,7 +105,7 @@ def _alpha(study: Study) -> dict[str, Any] | None:
     rates = sorted(set(study.runs["lr"]))
     equal = [(rates[0], rates[0]), (rates[-1], rates[-1])]
     traces.append(_trace("α_max = α", equal, mode="lines", line={"color": "#5b6470", "dash": "dash", "width": 1}))
-    return _figure(traces, f"learning rate α ({phase} checkpoint, state: {state})", "α_max", x_log=True, y_log=True)
+    return _figure(traces, f"learning rate α<br>({phase} checkpoint, state: {state})", "α_max", x_log=True, y_log=True)
 
 
 def run_figures(runs: Sequence[tuple[str, RunDirectory]]) -> dict[str, Any]:
@@ -183,10 +183,10 @@ def _figure(
 ) -> dict[str, Any]:
     axis = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True, "exponentformat": "power"}
     layout: dict[str, Any] = {
-        "xaxis": {**axis, "title": {"text": x}, "type": "log" if x_log else "linear"} | ({"dtick": 1} if x_log else {}),
-        "yaxis": {**axis, "title": {"text": y}, "type": "log" if y_log else "linear"},
+        "xaxis": {**axis, "title": {"text": x, "standoff": 10}, "type": "log" if x_log else "linear"} | ({"dtick": 1} if x_log else {}),
+        "yaxis": {**axis, "title": {"text": y, "standoff": 14}, "type": "log" if y_log else "linear"},
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
-        "legend": {"orientation": "h", "y": -0.22},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
         "font": {"family": "system-ui, sans-serif", "size": 13},
         "plot_bgcolor": "#fff",
