@@ -33,9 +33,14 @@ document.addEventListener("change", async event => {
   if (into && event.target.files[0]) byId(into).value = await event.target.files[0].text();
 });
 
-// a new form keeps which sections are open
-let open = {};
-document.addEventListener("htmx:beforeSwap", () => { all("#compose details").forEach(each => { open[each.id] = each.open; }); });
+// a new form keeps which sections are open; one that lacks a word typed since it was asked for is asked for again
+let open = {}, sent = "";
+const typed = () => `${new URLSearchParams(new FormData(byId("compose")))}`;
+document.addEventListener("htmx:beforeRequest", () => { sent = typed(); });
+document.addEventListener("htmx:beforeSwap", ({ detail }) => {
+  all("#compose details").forEach(each => { open[each.id] = each.open; });
+  if (detail.target.id === "compose" && typed() !== sent) { detail.shouldSwap = false; htmx.trigger("#compose", "change"); }
+});
 document.addEventListener("htmx:afterSwap", () => {
   all("#compose details").forEach(each => { if (each.id in open) each.open = each.open || open[each.id]; });
   const problem = byId("problem");
