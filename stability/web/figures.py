@@ -29,9 +29,8 @@ def study_figures(watched: Watched) -> dict[str, Any]:
         pairs = [(row.trial.spec["lr_peak"], row.val_nll) for row in running]
         traces = [_trace("running", pairs, mode="markers", marker={**HOLLOW, "color": COLORS[0]})] if running else []
         return {"nll": _figure(traces, "learning rate", "validation NLL (nats)", x_log=True)}
-    found = {"nll": _nll(study, running)}
     alpha = _alpha(study)
-    return found | ({"alpha": alpha} if alpha else {})
+    return {"nll": _nll(study, running)} | ({"alpha": alpha} if alpha else {})
 
 
 def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
@@ -171,20 +170,18 @@ def _curves(
 
 
 def _trace(name: str, pairs: Sequence[tuple[float, float]], **more: Any) -> dict[str, Any]:
-    return {"type": "scatter", "name": name, "x": [x for x, _ in pairs], "y": [_finite(y) for _, y in pairs], **more}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    heights = [y if math.isfinite(y) else None for _, y in pairs]
+    return {"type": "scatter", "name": name, "x": [x for x, _ in pairs], "y": heights, **more}
 
 
 def _figure(
     traces: Sequence[dict[str, Any]], x: str, y: str, *, x_log: bool = False, y_log: bool = False
 ) -> dict[str, Any]:
-    axis = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True, "exponentformat": "power"}
+    fixed = {"gridcolor": "#e3e6ea", "zeroline": False, "automargin": True, "exponentformat": "power"}
+    of_x, of_y = ({"type": "log" if log else "linear", **fixed} for log in (x_log, y_log))
     layout: dict[str, Any] = {
-        "xaxis": {**axis, "title": {"text": x, "standoff": 10}, "type": "log" if x_log else "linear"} | ({"dtick": 1} if x_log else {}),
-        "yaxis": {**axis, "title": {"text": y, "standoff": 14}, "type": "log" if y_log else "linear"},
+        "xaxis": of_x | {"title": {"text": x, "standoff": 10}} | ({"dtick": 1} if x_log else {}),
+        "yaxis": of_y | {"title": {"text": y, "standoff": 14}},
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",

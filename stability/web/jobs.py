@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from stability.runs.directory import read_json, write_json
 from stability.runs.processes import Process, machine, read_start_time
@@ -121,12 +120,10 @@ class Checker:
             if self._child is not None and self._child.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(self._child.pid, signal.SIGKILL)
-            pipes: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.STDOUT,
-            }
-            child = subprocess.Popen([sys.executable, *argv], text=True, start_new_session=True, **pipes)
+            command_line, nothing, pipe = [sys.executable, *argv], subprocess.DEVNULL, subprocess.PIPE
+            child = subprocess.Popen(
+                command_line, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
             self._child = child
         try:
             out, _ = child.communicate(timeout=CHECK_S)
