@@ -181,7 +181,7 @@ def _figure(
     of_x, of_y = ({"type": "log" if log else "linear", **fixed} for log in (x_log, y_log))
     layout: dict[str, Any] = {
         "xaxis": of_x | {"title": {"text": x, "standoff": 10}} | ({"dtick": 1} if x_log else {}),
-        "yaxis": of_y | {"title": {"text": y, "standoff": 14}},
+        "yaxis": of_y | {"title": {"text": y, "standoff": 26 if y_log else 14}},
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
