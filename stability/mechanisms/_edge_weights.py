@@ -79,8 +79,8 @@ class ConsensusSettings(Settings):
     edge_mlp: Literal["shared", "separate"] = Field(
         default="shared", description="one first layer for α, β and Λ, or one for each"
     )
-    # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc ends at 3.21 nats with 1, at
-    # 3.12 with 4 (two seeds).
+    # At 1 all edges start nearly equal and the update is a plain blur. Quickstart's sc with rope=absolute: 3.21 nats
+    # with 1, 3.12 with 4 (two seeds). The flagship's with rope=gradient: 2.547 with either (three seeds; facts 1).
     edge_gain: float = Field(
         default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default"
     )

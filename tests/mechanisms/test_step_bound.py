@@ -26,7 +26,7 @@ def module(name: str = "sc", **settings):
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("rope", ["none", "absolute", "relative"])
+@pytest.mark.parametrize("rope", ["none", "absolute", "relative", "gradient"])
 @pytest.mark.parametrize("settings", [{}, {"edge_gain": 40.0}, {"rank": 0, "window": 1}])
 def test_the_operator_has_norm_1_at_most_whatever_is_rotated(graph, rope, settings):
     layer = build_seeded(lambda: WithEdges(graph=graph, rope=rope, step="bounded", **settings)).double()
