@@ -11,7 +11,17 @@ from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Drawn, Figures, Section, draw_by_phase, is_of_rates, make_body, pictures
+from analysis.numbers.windows import windows
+from analysis.sections.section import (
+    Drawn,
+    Figures,
+    Section,
+    draw_by_phase,
+    is_of_rates,
+    make_body,
+    make_printer,
+    pictures,
+)
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
@@ -105,8 +115,11 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
-    """Return the first figure; it has the numbers of the table."""
-    return heading(TITLE) + pictures(drawn)[:1]
+    """Return the first figure, and each series' numbers at its own best rate."""
+    rows, best = study.probed(NAME), {name: each.median.best_lr for name, each in windows(study).items()}
+    at_best = rows[rows["run_lr"] == rows["series"].map(best)]
+    found = _tables(at_best, wording.words(study), " At each one's best rate.")
+    return heading(TITLE) + pictures(drawn)[:1] + tuple(found[:1])
 
 
-SECTION = Section(make_body(TITLE, study_tables), applies, figures, brief=brief)
+SECTION = Section(make_body(TITLE, study_tables), applies, figures, make_printer(study_tables), brief)

@@ -7,7 +7,7 @@ import pytest
 from pypdf import PdfReader
 
 from analysis.report import build
-from analysis.sections.mirror import figures, phase_figures, run_tables, study_tables
+from analysis.sections.mirror import brief, figures, phase_figures, run_tables, study_tables
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.words import Words
@@ -80,6 +80,15 @@ def test_the_figure_has_a_line_a_series_and_a_point_a_seed(tmp_path):
     lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert lines[0] == pytest.approx([0.6, 0.6]) and sorted(lines[1]) == pytest.approx([0.5, 0.5, 0.6, 0.6, 0.7, 0.7])
     assert lines[2] == [0.0, 0.0] and lines[3] == [0.0] * 6
+
+
+def test_a_short_report_has_each_series_at_its_own_best_rate(tmp_path):
+    study = load(study_with(tmp_path))
+    best = {"sa": min(LRS), "sc": max(LRS)}
+    nll = {(name, lr): 2.0 if lr == rate else 2.5 for name, rate in best.items() for lr in LRS}
+    study.runs["val_nll"] = [nll[name, lr] for name, lr in zip(study.runs["series"], study.runs["lr"], strict=True)]
+    (_, table) = brief(study, {})
+    assert [row[:2] for row in cells(table)] == [["sa", "1e-3"], ["sc", "1e-2"]]
 
 
 def test_a_single_learning_rate_makes_a_table_and_no_figure(tmp_path):
