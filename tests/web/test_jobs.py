@@ -182,7 +182,7 @@ def test_go_on_stays_in_this_pool_whatever_folder_the_terminal_was_in(page, monk
     started = []
     monkeypatch.setattr(jobs, "start", lambda folder, command, words, kind: started.append(list(words)))
     words = [word.format(pool=page.pool) for word in words]
-    plant(page.pool, "theirs", 40)
+    plant(page.pool, "theirs", 80)
     study = StudyFolder.of(page.pool, "theirs")
     record = study.read()
     run = RunDirectory(page.pool, record["run_ids"][0])
