@@ -123,7 +123,7 @@ class Pages:
             if not is_study_name(name):
                 raise ValueError(f"name={name}: is no name of a study")
             jobs.start(self.pool.path / "studies" / name, SWEEP, form.words)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             return self._form_page(request, form, str(error))
         return RedirectResponse(f"/studies/{name}", 303)
 
@@ -139,7 +139,7 @@ class Pages:
             if "from" in given:
                 form = Form.of_words(SWEEP, self._polled(given["from"]).words or ())
             elif given.get("load") and given.get("paste", "").strip():
-                form = Form.of_yaml(command, given["paste"].replace("\r\n", "\n"))
+                form = Form.of_yaml(command, given["paste"])
             else:
                 form = Form.of_words(command, [f"{key}={join_names(names)}" for key, names in values.items()])
                 form = Form(command, form.values, (*form.more, *words_of_text(given.get("more", ""))))
@@ -211,6 +211,11 @@ class Pages:
         watched = self._study(request)
         if (words := watched.words) is None:
             raise HTTPException(404, "this study's command is not known word by word; copy it into a terminal")
+        given = {word.partition("=")[0] for word in words}  # the server's folder may differ from the terminal's
+        places = Form(SWEEP, {}).at(self.pool.path, self.reports).values
+        words += [f"{key}={path}" for key, path in places.items() if key not in given]
+        if problem := self._find_problem(Form.of_words(SWEEP, words)):
+            return Response(problem, 409)
         return self._start(watched, SWEEP, words, jobs.SWEEP)
 
     def make_report(self, request: Request) -> Response:
@@ -222,7 +227,7 @@ class Pages:
     def _start(self, watched: Watched, command: str, words: list[str], kind: str) -> Response:
         try:
             jobs.start(watched.folder.path, command, words, kind)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             return Response(str(error), 409)
         return RedirectResponse(f"/studies/{watched.name}", 303)
 
@@ -246,21 +251,13 @@ class Pages:
             raise HTTPException(404, str(error)) from None
         names = self.pool.studies_of(directory.run_id)
         rows = self._polled(names[0]).rows if names else []
-        base = rows[0].trial.spec if rows else spec
-        return self._answer(
-            request,
-            "run.html",
-            run=directory,
-            status=directory.status(),
-            label=next((row.trial.label for row in rows if row.trial.run_id == directory.run_id), directory.run_id),
-            spec=json.dumps(spec, indent=1),
-            differing=differences(spec, base),
-            base=rows[0].trial.run_id if rows else "",
-            studies=names,
-            files=_list_files(directory.path),
-            others=[row for row in rows if row.trial.run_id != directory.run_id],
-            beside=_ids(request),
-        )
+        base, base_id = (rows[0].trial.spec, rows[0].trial.run_id) if rows else (spec, "")
+        label = next((row.trial.label for row in rows if row.trial.run_id == directory.run_id), directory.run_id)
+        about: dict[str, Any] = {"run": directory, "status": directory.status(), "label": label, "studies": names}
+        about |= {"spec": json.dumps(spec, indent=1), "differing": differences(spec, base), "base": base_id}
+        others = [row for row in rows if row.trial.run_id != directory.run_id]
+        about |= {"others": others, "beside": _ids(request), "files": _list_files(directory.path)}
+        return self._answer(request, "run.html", **about)
 
     def run_figures(self, request: Request) -> Response:
         """Return the curves of a run, beside others if asked."""

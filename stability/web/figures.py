@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 HOLLOW: dict[str, Any] = {"symbol": "circle-open", "size": 10, "line": {"width": 2}}
 MOST_POINTS = 2000  # of a curve; of more every n-th is drawn
-DIVERGED_Y = 1.0  # share of the height at which diverged runs are marked
-OWN, COMMON = "own window", "common window"
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#999933")
 SYMBOLS = {"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross"}
 
@@ -59,9 +57,9 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
             traces.append(_trace(shown, seeds, mode="markers", marker={**mark, "size": 4}, opacity=0.5, **quiet))
         if diverged := sorted({lr for lr, nll in points if math.isinf(nll)}):
             cross = {"color": look.color, "symbol": "x", "size": 9}
-            ends = [(lr, DIVERGED_Y) for lr in diverged]
+            ends = [(lr, 1.0) for lr in diverged]
             traces.append(_trace(f"{shown}: diverged", ends, mode="markers", marker=cross, yaxis="y2", **quiet))
-        for word, each, width, dash in ((OWN, own, 5, "solid"), (COMMON, common, 2, "dot")):
+        for word, each, width, dash in (("own window", own, 5, "solid"), ("common window", common, 2, "dot")):
             window = each[name].median if name in each else None
             if window is not None and not window.is_empty:
                 ends = [(window.low.lr, window.threshold_nll), (window.high.lr, window.threshold_nll)]
@@ -70,9 +68,8 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
         mine = [row for row in running if by_run.get(row.trial.run_id) == name]
         if mine:
             pairs = [(rates[row.trial.run_id], row.val_nll) for row in mine]
-            traces.append(
-                _trace(f"{shown}: running", pairs, mode="markers", marker={**HOLLOW, "color": look.color}, **quiet)
-            )
+            hollow = {**HOLLOW, "color": look.color}
+            traces.append(_trace(f"{shown}: running", pairs, mode="markers", marker=hollow, **quiet))
     unit = "learning rate / reference rate" if study.is_in_multiples else "learning rate"
     found = _figure(traces, unit, "validation NLL (nats)", x_log=True)
     found["layout"]["yaxis2"] = {"overlaying": "y", "range": [0, 1.04], "visible": False, "fixedrange": True}
@@ -98,9 +95,8 @@ def _alpha(study: Study) -> dict[str, Any] | None:
         medians = own.groupby("run_lr")["median"].median()
         pairs_of = [(lr, value) for lr, value in medians.items() if math.isfinite(value) and value > 0]
         mark = {"color": styles[name].color, "symbol": SYMBOLS.get(styles[name].marker, "circle"), "size": 8}
-        traces.append(
-            _trace(html.escape(name), pairs_of, mode="lines+markers", marker=mark, line={"color": mark["color"]})
-        )
+        line = {"color": mark["color"]}
+        traces.append(_trace(html.escape(name), pairs_of, mode="lines+markers", marker=mark, line=line))
     rates = sorted(set(study.runs["lr"]))
     equal = [(rates[0], rates[0]), (rates[-1], rates[-1])]
     traces.append(_trace("α_max = α", equal, mode="lines", line={"color": "#5b6470", "dash": "dash", "width": 1}))
@@ -148,14 +144,7 @@ def _curves(
     *,
     log: bool = False,
 ) -> dict[str, Any]:
-    """Draw numbers of logs against the step.
-
-    Args:
-        logs: label and rows of each run.
-        keys: of a row: the key, its name and its dash.
-        unit: title of the axis.
-        log: whether the axis is logarithmic.
-    """
+    """Draw numbers of logs (each a run's label and rows) against the step: key, name and dash of each curve."""
     traces = []
     for place, (label, rows) in enumerate(logs):
         for number, (key, name, dash) in enumerate(keys):

@@ -136,6 +136,9 @@ class Form:
         if named := re.match(r"# python -m stability\.(\w+)", text):
             command = named[1] if named[1] in COMMANDS else command
         try:
+            events = yaml.parse(text, Loader=yaml.BaseLoader)
+            if any(isinstance(each, yaml.AliasEvent) for each in events):  # nested ones grow without end
+                raise ValueError("this YAML has an alias (*name); write its value there")
             found = yaml.load(text, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"this YAML cannot be read: {str(error).splitlines()[0]}") from None
@@ -288,7 +291,7 @@ def _reads(line: str, word: str) -> bool:
     """Return whether a line of YAML is read back as the word."""
     try:
         return list(_words_of_yaml(yaml.load(line, Loader=yaml.BaseLoader))) == [word]
-    except (yaml.YAMLError, AttributeError, ValueError):
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
         return False
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +26,7 @@ HEADERS = {
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
 }
+ELSEWHERE = "this page has another address: the printed one; with ssh -L the same port on both sides"
 REFUSED = "open the address that python -m stability.web has printed; its token works once, in one browser"
 
 
@@ -49,13 +50,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        response = self._refuse(request) or self._let_in(request)
+        # a page that resolves its own name to this machine sends another Host
+        is_ours, body = request.headers.get("host", "") in self._hosts, None
+        response = self._let_in(request) if is_ours else PlainTextResponse(ELSEWHERE, 403)
         if response is None and request.method == "POST":
             body = await self._read_body(request)
             response = self._refuse_post(request, body)
-            scope["state"] = {"form": body, "csrf": self.csrf}
-        elif response is None:
-            scope["state"] = {"csrf": self.csrf}
+        scope["state"] = {"form": body, "csrf": self.csrf}
 
         async def add_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,11 +66,6 @@ class Guard:
             await send(message)
 
         await (response or self._app)(scope, receive, add_headers)
-
-    def _refuse(self, request: Request) -> PlainTextResponse | None:
-        """Return a refusal of a foreign Host: a page that resolves its own name to this machine."""
-        host = request.headers.get("host", "")
-        return None if host in self._hosts else PlainTextResponse("this page has another address", 403)
 
     def _let_in(self, request: Request) -> PlainTextResponse | RedirectResponse | None:
         """Return None for our browser; a redirect with the cookie for the token; else a refusal."""
@@ -87,7 +83,7 @@ class Guard:
         return answer
 
     async def _read_body(self, request: Request) -> list[tuple[str, str]] | None:
-        """Return the fields of a form; None for another body, or too long a one."""
+        """Return the fields of a form, their lines ended as in a shell; None for another body, or too long a one."""
         kind = request.headers.get("content-type", "").partition(";")[0]
         body = bytearray()
         async for chunk in request.stream():
@@ -97,15 +93,14 @@ class Guard:
         if kind != "application/x-www-form-urlencoded":
             return None
         try:
-            return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
+            return parse_qsl(body.decode().replace("%0D%0A", "%0A"), keep_blank_values=True, max_num_fields=5000)
         except ValueError:
             return None
 
     def _refuse_post(self, request: Request, body: list[tuple[str, str]] | None) -> PlainTextResponse | None:
         """Return a refusal of a POST that our own form has not sent."""
-        headers: Headers = request.headers
+        headers, own = request.headers, {f"http://{host}" for host in self._hosts}
         site = headers.get("sec-fetch-site", "same-origin")
-        own = {f"http://{host}" for host in self._hosts}
         if headers.get("origin") not in own or site != "same-origin":
             return PlainTextResponse("this form was sent by another page", 403)
         if body is None:

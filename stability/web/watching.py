@@ -7,6 +7,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +176,10 @@ class Pool:
 
     def study(self, name: str) -> Watched | None:
         """Return a study by name; None for an unknown one."""
-        folder = StudyFolder.of(self.path, name)
-        if not is_study_name(name) or folder.path != self.path / "studies" / name or not folder.path.is_dir():
+        path = self.path / "studies" / name
+        if not is_study_name(name) or path.resolve() != path or not path.is_dir():
             return None
-        return self._watched.setdefault(name, Watched(folder))
+        return self._watched.setdefault(name, Watched(StudyFolder(path)))
 
     def run(self, run_id: str) -> RunDirectory | None:
         """Return a run by id; None for an unknown one."""
@@ -194,14 +195,16 @@ class Pool:
 
 def is_study_name(name: str) -> bool:
     """Return whether a text is a valid name of a study."""
-    return re.fullmatch(STUDY_NAME, name) is not None
+    return len(name) < 200 and re.fullmatch(STUDY_NAME, name) is not None
 
 
 def find_file(folder: Path, name: str) -> Path | None:
     """Return a plain file below a folder; None for any other path, also through a link."""
     path = folder / name
-    is_below = path.resolve() == path.absolute() and path.resolve().is_relative_to(folder)
-    return path if is_below and path.is_file() else None
+    with suppress(OSError):  # a name too long for any file
+        if path.is_file() and path.resolve() == path.absolute() and path.resolve().is_relative_to(folder):
+            return path
+    return None
 
 
 def differences(spec: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

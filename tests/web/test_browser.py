@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.web import plant
+from stability.runs.directory import RunDirectory
+from stability.runs.study import StudyFolder
 from tests.web.test_jobs import logged_steps, wait_for
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -48,10 +51,10 @@ AXE = """() => {
 
 @pytest.fixture
 def served(tmp_path):
-    """The address of a page of its own."""
+    """The address of a page of its own, and its server."""
     argv = [sys.executable, "-m", "stability.web", f"runs_dir={tmp_path}/runs", f"reports_dir={tmp_path}/reports"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
-        yield server.stdout.readline().strip()
+        yield server.stdout.readline().strip(), server
         server.terminate()
 
 
@@ -63,7 +66,8 @@ def tab(served):
         tab.set_default_timeout(LONGEST_MS)
         tab.errors = []
         tab.on("pageerror", lambda error: tab.errors.append(str(error)))
-        tab.goto(served)
+        address, tab.server = served
+        tab.goto(address)
         yield tab
         browser.close()
 
@@ -164,6 +168,21 @@ def test_compose_check_start_watch_stop_go_on_report(tab, tmp_path):
     assert tab.errors == []
 
 
+def test_a_study_stays_live_under_the_focus_and_says_when_its_server_has_gone(tab, tmp_path):
+    pool = tmp_path / "runs"
+    plant(pool, "large", 200)
+    study = StudyFolder.of(pool, "large")
+    tab.goto(f"{tab.url.rstrip('/')}/studies/large")
+    tab.wait_for_selector("#nll .main-svg")
+    tab.evaluate("document.querySelector('.runs').focus(); document.querySelector('.runs').scrollTop = 300")
+    RunDirectory(pool, study.read()["run_ids"][0]).set_status("interrupted", step=7, num_steps=200)
+    until(tab, "document.getElementById('live').textContent.includes('7/200')")
+    assert tab.evaluate("document.activeElement.matches('.runs') && document.activeElement.scrollTop") == 300
+    assert tab.is_hidden("#lost")
+    tab.server.kill()
+    tab.wait_for_selector("#lost", state="visible")
+
+
 def test_the_form_is_usable_by_keyboard_alone(tab):
     for _ in range(40):
         tab.keyboard.press("Tab")
@@ -182,7 +201,7 @@ def test_without_javascript_the_form_composes_and_says_mistakes(served):
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_context(java_script_enabled=False).new_page()
         tab.set_default_timeout(LONGEST_MS)
-        tab.goto(served)
+        tab.goto(served[0])
         tab.check("[id='f-mechanism-sc']")
         tab.fill("[id='f-seeds']", "0")
         tab.press("[id='f-seeds']", "Enter")

@@ -120,6 +120,21 @@ def test_a_thousand_random_forms_are_fixed_points_of_words_shell_and_yaml():
         assert words_of_text(form.more_text) == form.more
 
 
+def test_a_yaml_that_grows_without_end_is_refused_and_a_deep_one_is_read():
+    lines = ["a0: &a0 [x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 6))]
+    for text in ("\n".join(lines), "a: &a [*a]", "a: &a 3\nb: *a"):
+        with pytest.raises(ValueError, match="alias"):
+            Form.of_yaml("sweep", text)
+    deep = f"lr={'[' * 400}1{']' * 400}"
+    form = Form.of_words("sweep", [deep])
+    assert form.words == [deep] and "lr" in form.yaml
+
+
+def test_lines_of_a_text_end_as_in_a_shell_whatever_the_browser_sends(opened):
+    text = html.unescape(opened.post("/", {"command": "sweep", "more": "data.path='a\r\nb'"}).text)
+    assert "data.path=a\nb" in text and "\r" not in text
+
+
 def test_only_what_is_filled_in_is_typed(opened):
     fields = {"command": "sweep", "k:seeds": "3", "k:steps": "", "k:mechanism": ["sc", "sa"]}
     text = html.unescape(opened.post("/", fields).text)

@@ -142,6 +142,30 @@ def test_no_path_leaves_its_folder(page, tmp_path, path):
     assert answer.status_code in (403, 404) and "secret" not in answer.text
 
 
+@pytest.mark.parametrize("name", ["%00", "a%00", "a" * 300, "a" * 5000, "%0a", "a%0a", "%ff"])
+@pytest.mark.parametrize(
+    "path", ["/studies/{}", "/static/{}", "/reports/{}.pdf", "/runs/0123456789ab/files/{}", "/runs/{}", "/?from={}"]
+)
+def test_a_name_that_no_file_system_has_is_not_found(page, path, name):
+    (page.pool / "0123456789ab").mkdir()
+    answer = page.get(path.format(name))
+    assert answer.status_code == 404 or (path == "/?from={}" and "Compose a command" in answer.text)
+
+
+def test_a_study_whose_folder_cannot_be_made_is_a_mistake_of_the_form(page):
+    (page.pool / "studies").write_text("a file in the way")
+    answer = page.post("/start", {"command": "sweep", "k:name": "fine"})
+    assert answer.status_code == 200 and "studies" in answer.text and "Compose a command" in answer.text
+
+
+def test_a_second_cookie_opens_nothing_and_a_port_of_letters_is_another_host(page):
+    assert (
+        stranger(page).get("/studies", headers={"Cookie": "a=b; stability_8000=x; stability_8000="}).status_code == 403
+    )
+    for host in ("127.0.0.1:abc", "LOCALHOST:8000", "localhost.:8000", "evil@127.0.0.1:8000", "127.1:8000"):
+        assert page.get("/studies", headers={"Host": host}).status_code == 403
+
+
 def test_names_with_markup_are_inert(page):
     plant(page.pool, "fine", 80)
     evil = "<script>alert(1)</script>"

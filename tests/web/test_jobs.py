@@ -13,6 +13,7 @@ from http.cookiejar import CookieJar
 
 import pytest
 
+from benchmarks.web import plant
 from stability.runs.directory import RunDirectory
 from stability.runs.processes import Process
 from stability.runs.study import StudyFolder
@@ -171,6 +172,27 @@ def test_the_study_of_another_terminal_can_be_continued_only_where_its_words_are
         assert page.app and watched_words(page) == words
         if words is None:
             assert page.post("/studies/theirs/go_on").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [([], 303), (["name=theirs", "seeds=3"], 303), (["runs_dir={pool}"], 303), (["runs_dir=/elsewhere"], 409)],
+)
+def test_go_on_stays_in_this_pool_whatever_folder_the_terminal_was_in(page, monkeypatch, words, status):
+    started = []
+    monkeypatch.setattr(jobs, "start", lambda folder, command, words, kind: started.append(list(words)))
+    words = [word.format(pool=page.pool) for word in words]
+    plant(page.pool, "theirs", 80)
+    study = StudyFolder.of(page.pool, "theirs")
+    record = study.read()
+    run = RunDirectory(page.pool, record["run_ids"][0])
+    run.set_status("interrupted", step=7, num_steps=200)
+    study.file.write_text(json.dumps({**record, "command": " ".join(["python -m stability.sweep", *words])}))
+    text = page.get("/studies/theirs").text
+    assert ">Go on<" in text and "change it in the form" in text  # also of a command without a word
+    assert page.post("/studies/theirs/go_on").status_code == status
+    places = [f"runs_dir={page.pool}", f"reports_dir={page.reports}"]
+    assert started == ([[*words, *(word for word in places if word not in words)]] if status == 303 else [])
 
 
 def watched_words(page):

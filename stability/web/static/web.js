@@ -70,6 +70,17 @@ async function draw() {
 
 if (place) {
   let busy = false, again = false;
+  const label = e => e.getAttribute("aria-label") || e.href || (e.tagName === "PRE" ? e.previousElementSibling : e).textContent;
+  const renew = (live, text) => {  // new text keeps the focus, and what is scrolled stays there
+    const parts = () => all("a, button, [tabindex]", live), focused = document.activeElement;
+    const before = new Map(parts().map(e => [label(e), [e === focused, e.scrollLeft, e.scrollTop]]));
+    live.innerHTML = text;
+    parts().forEach(e => {
+      const [hadFocus, left, top] = before.get(label(e)) || [];
+      if (left || top) e.scrollTo(left, top);
+      if (hadFocus) e.focus({ preventScroll: true });
+    });
+  };
   const refresh = async () => {
     if (busy) { again = true; return; }
     busy = true;
@@ -77,8 +88,8 @@ if (place) {
       await draw();
       if (place.dataset.live) {
         const answer = await fetch(place.dataset.live);
-        // a pressed or focused control stays where it is
-        if (answer.ok && !byId("live").contains(document.activeElement)) byId("live").innerHTML = await answer.text();
+        const text = await answer.text(), live = byId("live");
+        if (answer.ok && !live.querySelector(":active")) renew(live, text);  // a pressed control stays where it is
       }
     } finally {
       busy = false;
@@ -86,5 +97,7 @@ if (place) {
     }
   };
   refresh();
-  new EventSource(place.dataset.events).addEventListener("rows", refresh);
+  const stream = new EventSource(place.dataset.events);
+  stream.addEventListener("rows", refresh);
+  for (const name of ["open", "error"]) stream.addEventListener(name, () => { byId("lost").hidden = name === "open"; });
 }
