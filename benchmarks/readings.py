@@ -1,15 +1,17 @@
-"""Measure what each reading of the paper's C.3 costs `sc` (``mechanism.sc.rope``): ``python -m benchmarks.readings``.
+"""Measure what each reading of the paper's C.3 costs `sc` and `cc` (``rope``): ``python -m benchmarks.readings``.
 
 The flagship study's size (conf/study/flagship.yaml): model nano, 16 sequences of 64 bytes, masked language modelling,
 float32, one CPU thread, seconds that the process computed. A training step is forward, backward, gradient clipping and
-AdamW on a fixed batch; the pass for α_max is one of Taylor's over the same batch, along a random direction. The
-readings take turns, and a ratio is of the same turn, over ``absolute``.
+AdamW on a fixed batch; the pass for α_max is one of Taylor's over the same batch, along a random direction. `cc` is
+one layer of the same width on random numbers, forward and backward. The readings take turns, and a ratio is of the same
+turn, over ``absolute``.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from benchmarks._machine import machine
 from benchmarks._measuring import Promise
 from benchmarks._training import Size, Training, interleaved, training
 from stability.curvature import directional
+from stability.mechanisms import build
 
 FLAGSHIP = Size(4, 64, 4, 64, 16)
 READINGS = ("absolute", "relative", "gradient", "none")
@@ -31,6 +34,15 @@ def alpha_max_of(trained: Training) -> Any:
     generator = torch.Generator().manual_seed(1)
     direction = {name: torch.randn(each.shape, generator=generator) for name, each in parameters.items()}
     return lambda: directional(trained.loss, parameters, direction, "taylor")
+
+
+def cross_layer(reading: str, size: Size) -> Callable[[], None]:
+    """Return the forward and backward pass of one layer of `cc` with a context as long as the text."""
+    torch.manual_seed(0)
+    layer = build("cc", width=size.width, heads=size.heads, rope=reading)
+    x_BND, context_BND = torch.randn(2, size.batch, size.positions, size.width)
+    x_BND.requires_grad_()
+    return lambda: layer(x_BND, context_BND).square().sum().backward()
 
 
 def report(what: str, seconds: dict[str, list[float]]) -> list[Promise]:
@@ -61,6 +73,8 @@ def main() -> None:
     promises = report("training step", interleaved(steps, options.repeats, "cpu"))
     passes = {reading: alpha_max_of(each) for reading, each in trained.items()}
     promises += report("pass for α_max", interleaved(passes, options.repeats, "cpu"))
+    layers = {reading: cross_layer(reading, FLAGSHIP) for reading in READINGS}
+    promises += report("layer of cc", interleaved(layers, options.repeats, "cpu"))
     print(*promises, sep="\n")
 
 
