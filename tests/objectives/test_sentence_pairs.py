@@ -11,9 +11,12 @@ from scipy.stats import spearmanr
 
 from stability.build import build_objective
 from stability.config.parts import validate_settings
+from stability.config.training import WeightsSpec
 from stability.corpora.sentences.corpus import SentenceBatch
 from stability.objectives._ranking import correlations, recalls
 from stability.objectives.sentence_pairs import SentencePairs
+from stability.training import checkpoint
+from stability.training.weights import Weights
 from tests.conftest import TINY
 from tests.objectives.checks import examples_of, generator
 from tests.objectives.subjects import subject
@@ -203,6 +206,28 @@ def test_a_masked_language_models_weights_start_an_encoder(lab):
     fit = Fit.of(shapes(first, 256), shapes(spec, form))
     assert not fit.fresh and set(fit.unread) == {"head.weight", "head.bias"}
     assert not [name for name, _ in build_model(spec, form).named_parameters() if name.startswith("head")]
+
+
+def test_the_first_embeddings_are_a_masked_language_models_own_bit_for_bit(lab):
+    first = lab.train(lab.spec(lr_peak=1e-2))
+    _, model = checkpoint.load(first.checkpoints()[-1])
+    weights = Weights.find(WeightsSpec(source=f"ckpt:{first.path}", partial=True), {}, lab.pool).keep(lab.cache)
+    spec = lab.spec(objective={"name": "sentence_pairs"}, data=DATA, weights=weights.spec.model_dump(mode="json"))
+    replica = lab.replica(spec)
+    own, theirs = replica.model.state_dict(), model.state_dict()
+    assert theirs.keys() - own.keys() == {"head.weight", "head.bias"}
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    rows = replica.corpus.batch("train", 8, spec.model.positions, generator())
+    tokens_BN, mask_BN = rows.tokens_BSN[:, 0], rows.mask_BSN[:, 0]
+    hidden = []
+    model.get_submodule("final_norm").register_forward_hook(lambda module, given, made: hidden.append(made))
+    with torch.no_grad():
+        model(tokens_BN, mask_BN)
+        found_BD = replica.model(tokens_BN, mask_BN)[:, 0]
+    expected = [row[: int(length)].mean(0) for row, length in zip(hidden[0], mask_BN.sum(1), strict=True)]
+    torch.testing.assert_close(found_BD, torch.stack(expected), rtol=1e-5, atol=1e-6)
+    fresh = lab.replica(spec.model_copy(update={"weights": None})).model.state_dict()
+    assert not torch.equal(fresh["embedding.weight"], own["embedding.weight"])
 
 
 def start_and_end(lab, steps, seed):
