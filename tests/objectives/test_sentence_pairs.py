@@ -15,6 +15,7 @@ from stability.config.training import WeightsSpec
 from stability.corpora.sentences.corpus import SentenceBatch
 from stability.objectives._ranking import correlations, recalls
 from stability.objectives.sentence_pairs import SentencePairs
+from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
 from stability.training.weights import Weights
 from tests.conftest import TINY
@@ -214,7 +215,9 @@ def test_the_first_embeddings_are_a_masked_language_models_own_bit_for_bit(lab):
     weights = Weights.find(WeightsSpec(source=f"ckpt:{first.path}", partial=True), {}, lab.pool).keep(lab.cache)
     spec = lab.spec(objective={"name": "sentence_pairs"}, data=DATA, weights=weights.spec.model_dump(mode="json"))
     replica = lab.replica(spec)
-    own, theirs = replica.model.state_dict(), model.state_dict()
+    fresh, theirs = {name: value.clone() for name, value in replica.model.state_dict().items()}, model.state_dict()
+    replica.model.load_state_dict(Weights.load_cached(spec.weights, lab.cache).state(fresh))
+    own = replica.model.state_dict()
     assert theirs.keys() - own.keys() == {"head.weight", "head.bias"}
     assert all(torch.equal(own[name], theirs[name]) for name in own)
     rows = replica.corpus.batch("train", 8, spec.model.positions, generator())
@@ -226,8 +229,9 @@ def test_the_first_embeddings_are_a_masked_language_models_own_bit_for_bit(lab):
         found_BD = replica.model(tokens_BN, mask_BN)[:, 0]
     expected = [row[: int(length)].mean(0) for row, length in zip(hidden[0], mask_BN.sum(1), strict=True)]
     torch.testing.assert_close(found_BD, torch.stack(expected), rtol=1e-5, atol=1e-6)
-    fresh = lab.replica(spec.model_copy(update={"weights": None})).model.state_dict()
     assert not torch.equal(fresh["embedding.weight"], own["embedding.weight"])
+    measured = next(read_jsonl(lab.train(spec, steps=1).metrics_file))
+    assert (measured["step"], measured["val_nll"]) == (0, replica.measure()["val_nll"])
 
 
 def start_and_end(lab, steps, seed):
