@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         check_writable("out", spec.out)
     texts = _read_texts(spec)
     if spec.mode == "search" and spec.k > len(texts):
-        raise ValueError(f"k={spec.k}: there are {len(texts):,} texts to search; give k={len(texts)} or less")
+        raise ValueError(f"k={spec.k} is above the number of texts, {len(texts):,}; give k={len(texts)} or less")
     encoder = _open_encoder(spec)
     if spec.mode == "export":
         return _export(encoder, str(spec.out))

@@ -173,7 +173,7 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
         (f"mode=encode ckpt={run} input={texts} out={tmp_path}", "exists already; give a new folder"),
         (f"mode=encode dir={tmp_path} input={texts} out={tmp_path / 'o'}", "no modules.json there"),
         (f"mode=similarity ckpt={run} input={three}", "line 1: a pair is two texts with one tab between"),
-        (f"mode=search ckpt={run} input={texts} query=a", "k=5: there are 4 texts to search; give k=4 or less"),
+        (f"mode=search ckpt={run} input={texts} query=a", "k=5 is above the number of texts, 4; give k=4 or less"),
         (f"mode=cluster ckpt={run} input={texts} clusters=5", "there are 4 different embeddings"),
         (
             f"mode=encode ckpt={masked} input={texts} out={tmp_path / 'o'}",

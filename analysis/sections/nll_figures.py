@@ -31,7 +31,7 @@ from analysis.study.load import Frame, Study
 from analysis.study.reference import compares_losses
 
 WINDOW_CAPTION = (
-    "Widths of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
+    "{widths} of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
     "NLL); thin, the common one (within 5 % of the reference's best). Number: both; points: single seeds, own; "
     "whisker: widths that the grid's rates allow without interpolation; arrow: open, a lower bound."
 )
@@ -368,10 +368,16 @@ def applies(study: Study) -> bool:
 
 def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
-    right = "" if compares_losses(study) else WIDTH_CAPTION.format(baseline_nll=wording.words(study).baseline_nll)
+    caption = (
+        WINDOW_CAPTION.format(widths="Widths")
+        if compares_losses(study)
+        else f"{WINDOW_CAPTION}{WIDTH_CAPTION}".format(
+            widths="Left: widths", baseline_nll=wording.words(study).baseline_nll
+        )
+    )
     drawn = {} if curves is None else {NLL: Captioned(curves, nll_caption(study, curves))}
     window = window_figure(study)
-    return drawn if window is None else drawn | {WINDOW: Captioned(window, f"{WINDOW_CAPTION}{right}")}
+    return drawn if window is None else drawn | {WINDOW: Captioned(window, caption)}
 
 
 def _tables(study: Study) -> list[Table]:
