@@ -141,7 +141,8 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
         return None
     every_look, every_window = looks(study), windows(study, column=column)
     styles, found = {name: every_look[name] for name in tables}, {name: every_window[name] for name in tables}
-    groups = [{name: table} for name, table in tables.items()] if compares_losses(study) else [tables]
+    known = {name: table for name, table in tables.items() if np.isfinite(table.to_numpy(dtype=float)).any()}
+    groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
     curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.65
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves * len(groups) + row * len(tables)), layout="constrained")
@@ -154,7 +155,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     panels[len(panels) // 2].set_ylabel(f"{what} (nats)")
     extras: dict[Any, Line2D] = {}
     for ax, own in zip(panels, groups, strict=True):
-        runs = study.runs[study.runs["series"].isin(own if len(groups) > 1 else study.series)]
+        runs = study.runs[study.runs["series"].isin(own if compares_losses(study) else study.series)]
         nll_limits(ax, own, unigram := float(runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
         for name, table in own.items():
             nll_line(ax, table, styles[name])
