@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from stability.corpora.images.corpus import ImageBatch
+from stability.corpora.sentences.corpus import SentenceBatch
 from stability.models.images import ImageFormat
 from stability.registry import Registry
 
 PALETTE_SEED = 0
-KINDS = ("tokens", "images")
+KINDS = ("tokens", "images", "sentences")
+EMBEDDING_WIDTH = 4
 
 
 def objectives(direction: str | None = None) -> list[str]:
@@ -32,25 +34,39 @@ def format_of(objective: str, vocabulary: int, positions: int) -> Any:
         vocabulary: token count, or count of different patches.
         positions: patches in a row, each 2×2 pixels in three colours.
     """
-    if Registry("objectives").load(objective).corpus_kind == "tokens":
+    kind = Registry("objectives").load(objective).corpus_kind
+    if kind == "tokens":
         return vocabulary
+    if kind == "sentences":
+        return {"vocab_size": vocabulary, "sentences": 2, "scored": False}
     # Few different patches: among many, one would embed with nearly no variance, and a LayerNorm of such an embedding
     # would be all rounding. The contrast gives the others a variance of about 1, like tokens.
     return ImageFormat(2, 2 * positions, 3, vocabulary, (127.5,) * 3, (25.0,) * 3)._asdict()
 
 
+def outputs_of(objective: Any) -> int:
+    """Return the numbers of each output: logits, or an embedding for a model without a head."""
+    return objective.num_outputs if objective.has_head else EMBEDDING_WIDTH
+
+
 def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: torch.Generator) -> Any:
-    """Draw token sequences or images, as `AbstractCorpus.batch` does.
+    """Draw token sequences, images or rows of sentences, as `AbstractCorpus.batch` does.
 
     Args:
         objective: the objective's name.
         data_format: from `format_of`.
-        tokens: tokens per sequence.
-        num: sequences or images to draw.
+        tokens: tokens per sequence or sentence.
+        num: sequences, images or rows to draw.
         generator: draws the data.
     """
-    if Registry("objectives").load(objective).corpus_kind == "tokens":
+    kind = Registry("objectives").load(objective).corpus_kind
+    if kind == "tokens":
         return torch.randint(0, data_format, (num, tokens), generator=generator)
+    if kind == "sentences":
+        vocabulary, shape = data_format["vocab_size"], (num, data_format["sentences"], tokens)
+        mask_BSN = torch.arange(tokens) < torch.randint(1, tokens + 1, (*shape[:2], 1), generator=generator)
+        tokens_BSN = torch.randint(0, vocabulary, shape, generator=generator).masked_fill(~mask_BSN, vocabulary)
+        return SentenceBatch(tokens_BSN, mask_BSN, torch.ones(num))
     image = ImageFormat.of(data_format)
     palette = torch.randint(
         0,

@@ -196,7 +196,7 @@ def objectives() -> Iterator[Case]:
         examples = objective.examples(data, torch.Generator().manual_seed(1))
         logits = torch.randn(
             *examples.targets_BN.shape,
-            objective.num_outputs,
+            _examples.outputs_of(objective),
             dtype=torch.float64,
             generator=torch.Generator().manual_seed(2),
         )

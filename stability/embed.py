@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"out={spec.out} exists already; give a new folder")
         check_writable("out", spec.out)
     texts = _read_texts(spec)
+    if spec.mode == "search" and spec.k > len(texts):
+        raise ValueError(f"k={spec.k} is above the number of texts, {len(texts):,}; give k={len(texts)} or less")
     encoder = _open_encoder(spec)
     if spec.mode == "export":
         return _export(encoder, str(spec.out))
@@ -151,7 +153,7 @@ def _search(encoder: Encoder | LibraryEncoder, spec: EmbedSpec, embeddings: np.n
     from stability.sentences.neighbours import find_nearest
 
     queries = [spec.query] if spec.query is not None else _read_lines("queries", str(spec.queries))
-    found, cosines = find_nearest(encoder.encode(queries, spec.batch), embeddings, min(spec.k, len(texts)))
+    found, cosines = find_nearest(encoder.encode(queries, spec.batch), embeddings, spec.k)
     print_text(f"{len(texts):,} texts")
     for query, indices, values in zip(queries, found.tolist(), cosines.tolist(), strict=True):
         print_text(f"query: {_short(query)}")

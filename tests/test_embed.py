@@ -96,10 +96,10 @@ def test_search_prints_the_nearest_texts_first(run, texts, entered):
 
 
 def test_search_reads_the_second_sentences_of_data(run, entered):
-    words = ["data=synthetic_pairs", "data.num=50", "data.form=pairs", "k=1000"]
-    done = entered(MODULE, "mode=search", f"ckpt={run}", "query=red dog, (wet)", *words)
-    assert done.returncode == 0 and done.stdout.splitlines()[1] == "query: red dog, (wet)"
-    assert len(done.stdout.splitlines()) == 2 + int(done.stdout.split()[0])
+    words = ["data=synthetic_pairs", "data.num=50", "data.form=pairs", "k=50"]
+    done = entered(MODULE, "mode=search", f"ckpt={run}", "query=big dog, (wet)", *words)
+    assert done.returncode == 0 and done.stdout.splitlines()[1] == "query: big dog, (wet)"
+    assert len(done.stdout.splitlines()) == 2 + int(done.stdout.split()[0]) == 52
 
 
 def test_cluster_prints_sizes_and_writes_the_labels(run, texts, tmp_path, entered):
@@ -173,6 +173,7 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
         (f"mode=encode ckpt={run} input={texts} out={tmp_path}", "exists already; give a new folder"),
         (f"mode=encode dir={tmp_path} input={texts} out={tmp_path / 'o'}", "no modules.json there"),
         (f"mode=similarity ckpt={run} input={three}", "line 1: a pair is two texts with one tab between"),
+        (f"mode=search ckpt={run} input={texts} query=a", "k=5 is above the number of texts, 4; give k=4 or less"),
         (f"mode=cluster ckpt={run} input={texts} clusters=5", "there are 4 different embeddings"),
         (
             f"mode=encode ckpt={masked} input={texts} out={tmp_path / 'o'}",

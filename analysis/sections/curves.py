@@ -8,7 +8,7 @@ stops when half of the seeds have diverged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from analysis.drawing.tables import chunks
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, continuation_name, pictures
 from analysis.study.load import Column, Frame, Study
+from analysis.study.reference import compares_losses
 from analysis.words import lr_text, wrap
 
 Key = tuple[str, float]  # series and rate
@@ -102,11 +103,11 @@ def figures(study: Study) -> Figures:
     names = [name for name in study.series if name in known]
     if not names:
         return {}
-    drawn, (*halves, whole) = _Curves.of(rows), _spans(rows)
-    parts = [_draw_by_mechanism(study, drawn, part, halves) for part in chunks(names, SERIES_PER_FIGURE)]
+    drawn, spans = _Curves.of(rows), _spans_by_series(study, rows, names)
+    parts = [_draw_by_mechanism(study, drawn, part, spans) for part in chunks(names, SERIES_PER_FIGURE)]
     found = {continuation_name(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
-    if len(names) > 1 and rows["run_lr"].nunique() > 1:
-        found[BY_RATE] = Captioned(_draw_by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
+    if len(names) > 1 and rows["run_lr"].nunique() > 1 and not compares_losses(study):
+        found[BY_RATE] = Captioned(_draw_by_rate(study, drawn, names, spans[names[0]][-1]), BY_RATE_CAPTION)
     return found
 
 
@@ -123,10 +124,11 @@ def row_figure(study: Study) -> Figure | None:
     names = [name for name in study.series if name in known][:PANELS_PER_ROW]
     if not names:
         return None
-    drawn, (*_, whole), colors = _Curves.of(rows), _spans(rows), lr_colors(study.runs["lr"])
+    drawn, spans, colors = _Curves.of(rows), _spans_by_series(study, rows, names), lr_colors(study.runs["lr"])
     figure = Figure(figsize=(panels_width(len(names)), 2.3), layout="constrained")
-    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, len(names), sharey=not compares_losses(study), squeeze=False)[0]
     for ax, name in zip(axes, names, strict=True):
+        *_, whole = spans[name]
         for series, lr in whole.curves:
             if series == name:
                 _draw(ax, drawn, (name, lr), colors[lr], whole)
@@ -177,7 +179,17 @@ class _Span:
     limits: Limits
 
 
-def _spans(rows: Frame) -> tuple[_Span, _Span, _Span]:
+Spans = tuple[_Span, _Span, _Span]
+
+
+def _spans_by_series(study: Study, rows: Frame, names: Sequence[str]) -> Mapping[str, Spans]:
+    """Return the spans of all series together for each; its own if losses have different units."""
+    if compares_losses(study):
+        return {name: _spans(rows[rows["series"] == name]) for name in names}
+    return dict.fromkeys(names, _spans(rows))
+
+
+def _spans(rows: Frame) -> Spans:
     """Return the early part, the late part, and the whole on the late scale."""
     last = int(rows["step"].max())
     split = max(1, last // EARLY_SHARE)
@@ -193,13 +205,14 @@ def _validation(rows: Frame, start: int, stop: int) -> Column:
     return rows.loc[(rows["step"] >= start) & (rows["step"] <= stop), "val_nll"]
 
 
-def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
+def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Mapping[str, Spans]) -> Figure:
     """Draw an early and a late panel for each series, one line per rate."""
     colors = lr_colors(study.runs["lr"])
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
-    axes = figure.subplots(len(names), 2, sharex="col", sharey="col", squeeze=False)
-    for column, span in enumerate(spans):
-        for ax, name in zip(axes[:, column], names, strict=True):
+    share = "none" if compares_losses(study) else "col"
+    axes = figure.subplots(len(names), 2, sharex="col", sharey=share, squeeze=False)
+    for panels, name in zip(axes, names, strict=True):
+        for ax, span in zip(panels, spans[name][:2], strict=True):
             for series, lr in span.curves:
                 if series == name:
                     _draw(ax, drawn, (name, lr), colors[lr], span)
@@ -208,7 +221,7 @@ def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_title(name, loc="left", fontweight="bold")
         ax.set_ylabel("loss (nats)")
-    split = spans[0].stop
+    split = spans[names[0]][0].stop
     for ax, label in zip(axes[-1], (f"step, the first {split}", f"step, from {split} on"), strict=True):
         ax.set_xlabel(label)
     handles = [*rate_entries(colors), *_marks(drawn.rows)]

@@ -28,25 +28,32 @@ from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_
 from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
+from analysis.study.reference import compares_losses
 
 WINDOW_CAPTION = (
-    "Left: widths of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
+    "{widths} of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
     "NLL); thin, the common one (within 5 % of the reference's best). Number: both; points: single seeds, own; "
-    "whisker: widths that the grid's rates allow without interpolation; arrow: open, a lower bound. Right: width "
-    "against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound; "
+    "whisker: widths that the grid's rates allow without interpolation; arrow: open, a lower bound."
+)
+WIDTH_CAPTION = (
+    " Right: width against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound; "
     "vertical line: the limit of the common windows."
 )
 LEARNED_NOTHING = "learned nothing"
 
 
 def window_figure(study: Study) -> Figure | None:
-    """Draw the widths of own and common windows, and width against NLL; None without a window or for a single LR."""
+    """Draw the widths of own and common windows, and width against NLL; None without a window or for a single LR.
+
+    Losses of different units have no common axis of NLL.
+    """
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
     styles, lacking = looks(study), reasons_untrained(study)
     figure = Figure(figsize=(WIDTH_INCHES, max(2.1, 0.75 + 0.3 * len(found))), layout="constrained")
-    ax, curves = figure.subplots(1, 2, width_ratios=(1.25, 1), gridspec_kw={"wspace": 0.18})
+    ratios = (1,) if compares_losses(study) else (1.25, 1)
+    ax, *curves = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios, gridspec_kw={"wspace": 0.18})[0]
     for row, (name, each) in enumerate(found.items()):
         if lacking[name]:
             ax.text(0.0, row, f" {LEARNED_NOTHING}", va="center", fontsize=8, color=MUTED)
@@ -58,7 +65,8 @@ def window_figure(study: Study) -> Figure | None:
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_xlabel("width of the stable window (decades)")
-    _width_curves(curves, study, styles)
+    for each in curves:
+        _width_curves(each, study, styles)
     return figure
 
 
@@ -116,6 +124,8 @@ CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": 
 def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = ()) -> Figure | None:
     """Draw NLL (validation or generative) against LR with the stable windows as bars beneath.
 
+    Series with losses of different units have a panel each.
+
     Args:
         study: the study.
         column: the NLL's column.
@@ -131,23 +141,30 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
         return None
     every_look, every_window = looks(study), windows(study, column=column)
     styles, found = {name: every_look[name] for name in tables}, {name: every_window[name] for name in tables}
+    known = {name: table for name, table in tables.items() if np.isfinite(table.to_numpy(dtype=float)).any()}
+    groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
-    curves = 2.15 if not series else 1.65
-    figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves + row * len(tables)), layout="constrained")
-    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(curves, 0.2 + row * len(tables)))
-    nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
-    for name, table in tables.items():
-        nll_line(ax, table, styles[name])
-    if math.isfinite(unigram):
-        _unigram(ax, study)
+    curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.65
+    figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves * len(groups) + row * len(tables)), layout="constrained")
+    heights = (*[curves] * len(groups), 0.2 + row * len(tables))
+    *panels, bars = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _window_bars(bars, study, found, common_windows(study, column), styles)
     lr_axis(bars, study.runs["lr"])
-    ax.tick_params(axis="x", length=0, labelbottom=False)
-    what = wording.words(study).nll if column == VALIDATION else "generative NLL"
-    ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
-    top_marks(ax, tables, styles)
-    mechanism_legend(figure, styles, nll_extras(tables, ax))
+    what = wording.words(study).nll if column == VALIDATION else "generative NLL"
+    panels[len(panels) // 2].set_ylabel(f"{what} (nats)")
+    extras: dict[Any, Line2D] = {}
+    for ax, own in zip(panels, groups, strict=True):
+        runs = study.runs[study.runs["series"].isin(own if compares_losses(study) else study.series)]
+        nll_limits(ax, own, unigram := float(runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
+        for name, table in own.items():
+            nll_line(ax, table, styles[name])
+        if math.isfinite(unigram):
+            _unigram(ax, study, runs)
+        ax.tick_params(axis="x", length=0, labelbottom=False)
+        top_marks(ax, own, styles)
+        extras |= {each.get_label(): each for each in nll_extras(own, ax)}
+    mechanism_legend(figure, styles, list(extras.values()))
     return figure
 
 
@@ -172,7 +189,10 @@ def nll_caption(study: Study, figure: Figure) -> str:
         "arrow, open: a lower bound" if any(each.open_low or each.open_high for each in found) else "",
     ]
     below = f" Below, the rates of each mechanism: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
-    return f"Validation NLL at the end of training against learning rate. {'; '.join(filter(None, marks))}.{below}"
+    units = " Each loss has a unit of its own." if compares_losses(study) else ""
+    return (
+        f"Validation NLL at the end of training against learning rate. {'; '.join(filter(None, marks))}.{units}{below}"
+    )
 
 
 def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
@@ -270,13 +290,13 @@ def _room_at_a_rate(places: Sequence[float], width: float) -> float:
     return min(between, 2 / 3 * (margin + between), width / len(places))
 
 
-def _unigram(ax: Axes, study: Study) -> None:
+def _unigram(ax: Axes, study: Study, runs: Frame) -> None:
     """Draw the NLL of training-token frequencies on the validation examples: a line for each value.
 
     It is the NLL of a model without context.
     """
     low, high = ax.get_ylim()
-    for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
+    for unigram in sorted({round(value, 3) for value in runs["unigram_nll"] if math.isfinite(value)}):
         inside = low < unigram < high
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
@@ -349,10 +369,16 @@ def applies(study: Study) -> bool:
 
 def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
-    widths = WINDOW_CAPTION.format(baseline_nll=wording.words(study).baseline_nll)
+    caption = (
+        WINDOW_CAPTION.format(widths="Widths")
+        if compares_losses(study)
+        else f"{WINDOW_CAPTION}{WIDTH_CAPTION}".format(
+            widths="Left: widths", baseline_nll=wording.words(study).baseline_nll
+        )
+    )
     drawn = {} if curves is None else {NLL: Captioned(curves, nll_caption(study, curves))}
     window = window_figure(study)
-    return drawn if window is None else drawn | {WINDOW: Captioned(window, widths)}
+    return drawn if window is None else drawn | {WINDOW: Captioned(window, caption)}
 
 
 def _tables(study: Study) -> list[Table]:

@@ -66,6 +66,11 @@ def changes_loss(ablation: Mapping[str, Any]) -> bool:
     return ablation["part"] == "objective" and ablation["setting"] in OF_LOSS
 
 
+def compares_losses(study: Study) -> bool:
+    """Return whether the series have losses of different units, which no common axis compares."""
+    return any(_has_own_loss(study, variant) for variant in set(study.runs["variant"]))
+
+
 def _has_own_loss(study: Study, variant: str) -> bool:
     """Return whether a variant's setting changes the loss itself."""
     ablations = [item for item in study.study.get("ablations") or [] if changes_loss(item)]

@@ -1,4 +1,4 @@
-"""Synthetic sentences with a known similarity: the share of words that two of them have in common."""
+"""Synthetic sentences with a known similarity: the share of meanings that two of them have in common."""
 
 from __future__ import annotations
 
@@ -19,16 +19,29 @@ from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.data._base import AbstractDataSource
 
 # Increment if the same settings would give other sentences.
-VERSION = 1
-# word lists of a template; a sentence is one word of each, in this order
-TEMPLATE = (
-    ("red", "blue", "old", "new", "tall", "wet", "mad", "shy"),
-    ("dog", "cat", "man", "girl", "king", "fox", "bird", "nun"),
-    ("sees", "eats", "sells", "hides", "burns", "draws", "finds", "likes"),
-    ("bread", "gold", "milk", "wood", "cloth", "fish", "rice", "snow"),
-    ("at home", "by night", "in town", "up north", "for fun", "on foot", "all day", "with joy"),
+VERSION = 2
+# two words of each meaning, without a common letter: bytes say nothing about the score
+MEANINGS = (
+    ("big", "vast"),
+    ("dog", "pup"),
+    ("glad", "merry"),
+    ("run", "jog"),
+    ("job", "task"),
+    ("ship", "boat"),
+    ("food", "meal"),
+    ("lad", "boy"),
+    ("aid", "help"),
+    ("rug", "mat"),
+    ("wet", "damp"),
+    ("cash", "money"),
+    ("hut", "cabin"),
+    ("cry", "sob"),
+    ("war", "fight"),
+    ("see", "look"),
 )
-DESCRIPTION = "synthetic pairs (made from a template; the score is the share of equal words)"
+FILLERS = ("a", "the", "so", "of", "then", "at", "this", "it")  # without a meaning
+WORDS, NUM_FILLERS = 4, 1  # of a sentence: words with a meaning, and fillers
+DESCRIPTION = "synthetic pairs (words of a small dictionary; the score is the share of equal meanings)"
 
 
 class SyntheticPairsConfig(Settings):
@@ -36,19 +49,19 @@ class SyntheticPairsConfig(Settings):
 
     form: Literal["scored", "pairs", "triplets"] = Field(
         default="scored",
-        description="scored: pairs with the share of equal words; pairs: most words are equal; triplets: a third "
-        "sentence without an equal word",
+        description="scored: pairs with the share of equal meanings; pairs: all meanings are equal; triplets: a third "
+        "sentence without an equal meaning",
     )
-    num: int = Field(default=5000, ge=20, le=12_000, description="rows; equal ones count once")
+    num: int = Field(default=10_000, ge=20, le=100_000, description="rows; equal ones count once")
     hold_out: float = Field(default=0.1, gt=0, lt=1, description="share of rows that is held out")
     seed: int = Field(default=0, ge=0, lt=2**20, description="seed that the sentences are drawn from")
 
 
 class SyntheticPairs(AbstractDataSource):
-    """Pairs of sentences of five words, one of eight at each place.
+    """Pairs of sentences of four words with a meaning and a filler, in random order.
 
-    The second sentence has k words of the first at their places, k drawn from 0 to 5 (scored), or 4 of them (pairs,
-    triplets); the others differ. The score is k/5.
+    The second sentence has k meanings of the first, each by its other word, k drawn from 0 to 4 (scored), or all 4
+    (pairs, triplets). The score is k/4. No word with a meaning is in both sentences.
     """
 
     corpus: ClassVar[type[AbstractCorpus]] = SentenceCorpus
@@ -74,23 +87,25 @@ class SyntheticPairs(AbstractDataSource):
 
 
 def _draw_rows(config: SyntheticPairsConfig) -> Iterator[Row]:
-    """Draw the rows; word numbers of all of them are drawn at once."""
-    draws, num, places, choices = Draws(config.seed), config.num, len(TEMPLATE), len(TEMPLATE[0])
-    first_MP = draws.draw_below(choices, num * places).reshape(num, places)
-    equal_M = draws.draw_below(places + 1, num) if config.form == "scored" else np.full(num, places - 1)
-    order_MP = draw_different(draws, num, places, places)
-    other_MP, third_MP = (
-        (first_MP + 1 + draws.draw_below(choices - 1, num * places).reshape(num, places)) % choices for _ in range(2)
-    )
-    second_MP = np.where(order_MP < equal_M[:, None], first_MP, other_MP)
-    columns = (first_MP, second_MP, third_MP) if config.form == "triplets" else (first_MP, second_MP)
-    for number, equal in enumerate(equal_M.tolist()):
-        sentences = tuple(_sentence(column[number].tolist()) for column in columns)
-        yield Row(sentences, equal / places if config.form == "scored" else 1.0)
+    """Draw the rows; the numbers of all of them are drawn at once."""
+    draws, num = Draws(config.seed), config.num
+    first_MW, other_MW, third_MW = np.split(draw_different(draws, num, len(MEANINGS), 3 * WORDS), 3, axis=1)
+    equal_M = draws.draw_below(WORDS + 1, num) if config.form == "scored" else np.full(num, WORDS)
+    second_MW = np.where(np.arange(WORDS) < equal_M[:, None], first_MW, other_MW)
+    side_MW = draws.draw_below(2, num * WORDS).reshape(num, WORDS)
+    columns = [(first_MW, side_MW), (second_MW, 1 - side_MW), (third_MW, side_MW)]
+    drawn = [_sentences(draws, *column) for column in columns[: 3 if config.form == "triplets" else 2]]
+    for sentences, equal in zip(zip(*drawn, strict=True), equal_M.tolist(), strict=True):
+        yield Row(sentences, equal / WORDS if config.form == "scored" else 1.0)
 
 
-def _sentence(numbers: list[int]) -> str:
-    return " ".join(words[number] for words, number in zip(TEMPLATE, numbers, strict=True))
+def _sentences(draws: Draws, meanings_MW: np.ndarray, side_MW: np.ndarray) -> list[str]:
+    """Return the sentences of these words, with fillers, in random order."""
+    num, length = len(meanings_MW), WORDS + NUM_FILLERS
+    filler_MF = draws.draw_below(len(FILLERS), num * NUM_FILLERS).reshape(num, NUM_FILLERS)
+    words_ML = np.concatenate([np.array(MEANINGS)[meanings_MW, side_MW], np.array(FILLERS)[filler_MF]], axis=1)
+    order_ML = draw_different(draws, num, length, length)
+    return [" ".join(row) for row in np.take_along_axis(words_ML, order_ML, axis=1).tolist()]
 
 
 EXPORT = SyntheticPairs

@@ -13,7 +13,7 @@ from analysis.claims import judging as claims
 from analysis.drawing.style import RC
 from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
-from analysis.sections import ablation, ablation_figure, answer
+from analysis.sections import ablation, ablation_figure, answer, curves, nll_figures
 from analysis.sections.answer import answer_table, best_series, title
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
@@ -377,3 +377,26 @@ def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_lea
     assert rank_variants(load(write_ablation(tmp_path / "one"))) == [], "one rate has no window"
     plain = load(write_study(tmp_path / "plain", mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=2))
     assert rank_variants(plain) == []
+
+
+def test_losses_of_different_units_share_no_axis(tmp_path):
+    folder = write_ablation(tmp_path, lrs=(1e-3, 1e-2))
+    plain = load(folder)
+    manifest = json.loads((folder / "study.json").read_text())
+    losses = [{"value": label, "variant": label} for label in LABELS]
+    ablation_of_losses = [{"axis": "objective", "part": "objective", "setting": "loss", "values": losses}]
+    (folder / "study.json").write_text(json.dumps(manifest | {"ablations": ablation_of_losses}))
+    study = load(folder)
+    with matplotlib.rc_context(RC):
+        pairs = [(nll_figures.nll_figure(each), nll_figures.window_figure(each)) for each in (plain, study)]
+        drawn = [curves.figures(each) for each in (plain, study)]
+    assert [[len(figure.axes) for figure in pair] for pair in pairs] == [[2, 2], [len(LABELS) + 1, 1]]
+    for ax, name in zip(pairs[1][0].axes, study.series, strict=False):
+        low, high = ax.get_ylim()
+        values = study.of(name)["val_nll"]
+        assert low < values.min() and high < values.max() + 1, f"{name}'s axis is another's"
+    assert [curves.BY_RATE in each for each in drawn] == [True, False]
+    unfinished = load(folder)
+    unfinished.runs.loc[unfinished.runs["series"] != "sc", "val_nll"] = math.nan
+    figure = nll_figures.nll_figure(unfinished)
+    assert figure is not None and len(figure.axes) == 2

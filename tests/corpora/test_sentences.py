@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from stability.corpora.sentences.files import pair_files, read_rows
 from stability.corpora.sentences.split import Row, split_rows
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.data.pairs import Pairs, PairsConfig
 from stability.data.stdlib_pairs import StdlibPairs, StdlibPairsConfig
-from stability.data.synthetic_pairs import SyntheticPairs, SyntheticPairsConfig
+from stability.data.synthetic_pairs import FILLERS, MEANINGS, SyntheticPairs, SyntheticPairsConfig
 
 
 def split(rows, hold_out=0.3, scored=False):
@@ -67,7 +68,7 @@ def test_equal_rows_count_once_and_the_order_of_rows_does_not_matter():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([Row(("a", "b")), Row(("a", "b"))], "1 different rows; at least 2"),
+        ([Row(("a", "b")), Row(("a", "b"))], "different rows: 1; at least 2"),
         ([Row(("a", f"b{number}")) for number in range(9)], "all 9 rows are connected by shared sentences"),
     ],
 )
@@ -86,21 +87,45 @@ def test_a_batch_is_cut_padded_and_without_repetition():
         assert tokens.tolist() == [ord("x")] * length + [256] * (6 - length) and mask.sum() == length
 
 
-def test_the_score_of_synthetic_pairs_is_the_share_of_equal_words():
+def meanings(sentence):
+    """Meanings of a sentence, each named by its first word."""
+    return {words[0] for word in sentence.split() for words in MEANINGS if word in words}
+
+
+def test_the_score_of_synthetic_pairs_is_the_share_of_equal_meanings_and_they_share_no_word():
     corpus = SyntheticPairs.prepare(SyntheticPairsConfig(num=300))
     for (first, second), score in zip(texts(corpus, "train"), corpus.train.scores_M, strict=True):
-        # places of two words are joined, so that every sentence has five places
-        places = [sentence.split(" ", 4) for sentence in (first, second)]
-        assert score == pytest.approx(sum(a == b for a, b in zip(*places, strict=True)) / 5)
-    assert {round(5 * float(score)) for score in corpus.train.scores_M} == set(range(6))
+        assert len(meanings(first)) == len(meanings(second)) == 4
+        assert score == len(meanings(first) & meanings(second)) / 4
+        assert set(first.split()) & set(second.split()) <= set(FILLERS)
+    assert set(corpus.train.scores_M.tolist()) == {0, 0.25, 0.5, 0.75, 1}
+
+
+def test_letters_of_synthetic_pairs_say_nothing_of_their_score():
+    assert all(not set(first) & set(second) for first, second in MEANINGS)
+    corpus = SyntheticPairs.prepare(SyntheticPairsConfig(num=3000))
+    counts = [
+        [np.bincount(np.frombuffer(side.encode(), np.uint8), minlength=256) for side in row]
+        for row in texts(corpus, "train")
+    ]
+    cosines = [first @ second / np.sqrt((first @ first) * (second @ second)) for first, second in counts]
+    assert spearmanr(cosines, corpus.train.scores_M).statistic < 0.1
+
+
+def test_both_sides_of_synthetic_pairs_have_all_words_and_no_common_sentence():
+    corpus = SyntheticPairs.prepare(SyntheticPairsConfig())
+    sides = [{text for row in texts(corpus, side) for text in row} for side in ("train", "val")]
+    words = {word for pair in MEANINGS for word in pair} | set(FILLERS)
+    assert not sides[0] & sides[1]
+    assert all({word for text in side for word in text.split()} == words for side in sides)
+    orders = {tuple(meanings(word) == {"big"} for word in text.split()) for text in sides[0] if "big" in text.split()}
+    assert len(orders) == 5, "words have fixed places"
 
 
 def test_a_triplet_of_synthetic_pairs_has_a_near_and_a_far_sentence():
     corpus = SyntheticPairs.prepare(SyntheticPairsConfig(num=100, form="triplets"))
-    for row in texts(corpus, "train"):
-        anchor, near, far = (sentence.split(" ", 4) for sentence in row)
-        assert sum(a == b for a, b in zip(anchor, near, strict=True)) == 4
-        assert not any(a == b for a, b in zip(anchor, far, strict=True))
+    for anchor, near, far in texts(corpus, "train"):
+        assert meanings(anchor) == meanings(near) and not meanings(anchor) & meanings(far)
 
 
 def test_modules_of_the_standard_library_are_held_out_whole():

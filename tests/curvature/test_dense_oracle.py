@@ -28,6 +28,7 @@ from .nets import dense_gradient_and_hessian, flatten, random_direction, row_of_
 
 LOGITS, SCALES = 500.0, (1.0, 4.0)
 VOCABULARY, POSITIONS, SEQUENCES = 5, 6, 3
+SOURCES = {"images": "images", "sentences": "synthetic_pairs"}
 
 
 # The mechanisms that stand beside every objective, both norms and both scales of the weights; another adds its own
@@ -129,7 +130,7 @@ def spec_of(mechanism, norm, objective):
     values = {
         "model": {"name": "oracle", **size},
         "objective": {"name": objective, **small(Registry("objectives").load(objective).Config)},
-        "data": {"name": "images" if Registry("objectives").load(objective).corpus_kind == "images" else "stdlib"},
+        "data": {"name": SOURCES.get(Registry("objectives").load(objective).corpus_kind, "stdlib")},
         "schedule": {"name": "constant"},
         "mechanism": {"name": mechanism, **SMALLER.get(mechanism, {})},
         "residual": {"name": "identity"},

@@ -9,7 +9,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from benchmarks._examples import drawn, format_of, objectives
+from benchmarks._examples import drawn, format_of, objectives, outputs_of
 from stability.curvature import directional
 from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
@@ -263,7 +263,7 @@ def test_every_objective(name):
     logits = {
         "x": torch.randn(
             *examples.targets_BN.shape,
-            objective.num_outputs,
+            outputs_of(objective),
             dtype=torch.float64,
             generator=torch.Generator().manual_seed(2),
         )

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from benchmarks._examples import drawn
 from stability.build import build_model
 from stability.config.parse import parse_run
 from stability.config.parts import validate_settings
 from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.questions.corpus import UNASKED, QuestionBatch
-from stability.corpora.sentences.corpus import SentenceBatch
 from stability.models.images import ImageFormat
 from stability.objectives import AbstractObjective
 from stability.registry import Registry
@@ -89,9 +89,5 @@ def batch(objective: AbstractObjective) -> Any:
         asked_BN = torch.rand(answers_BN.shape, generator=draws) < 0.4
         return QuestionBatch(tokens_BN, torch.where(asked_BN, answers_BN, UNASKED))
     if objective.corpus_kind == "sentences":
-        shape = (ROWS, 2, TINY["model"]["positions"])
-        lengths = torch.randint(1, shape[-1] + 1, shape[:2], generator=draws)
-        mask_BSN = torch.arange(shape[-1]) < lengths[..., None]
-        tokens_BSN = torch.randint(VOCABULARY, shape, generator=draws).masked_fill(~mask_BSN, VOCABULARY)
-        return SentenceBatch(tokens_BSN, mask_BSN, torch.ones(ROWS))
+        return drawn("sentence_pairs", SENTENCES, TINY["model"]["positions"], ROWS, draws)
     return batch_of([*some_proteins(), *some_proteins()])

@@ -11,9 +11,13 @@ from scipy.stats import spearmanr
 
 from stability.build import build_objective
 from stability.config.parts import validate_settings
+from stability.config.training import WeightsSpec
 from stability.corpora.sentences.corpus import SentenceBatch
 from stability.objectives._ranking import correlations, recalls
 from stability.objectives.sentence_pairs import SentencePairs
+from stability.runs.directory import read_jsonl
+from stability.training import checkpoint
+from stability.training.weights import Weights
 from tests.conftest import TINY
 from tests.objectives.checks import examples_of, generator
 from tests.objectives.subjects import subject
@@ -205,25 +209,59 @@ def test_a_masked_language_models_weights_start_an_encoder(lab):
     assert not [name for name, _ in build_model(spec, form).named_parameters() if name.startswith("head")]
 
 
-@pytest.mark.slow
-def test_a_run_of_two_minutes_ranks_synthetic_pairs(lab):
-    model = {"name": "small", "layers": 2, "width": 64, "heads": 2, "positions": 48}
+def test_the_first_embeddings_are_a_masked_language_models_own_bit_for_bit(lab):
+    first = lab.train(lab.spec(lr_peak=1e-2))
+    _, model = checkpoint.load(first.checkpoints()[-1])
+    weights = Weights.find(WeightsSpec(source=f"ckpt:{first.path}", partial=True), {}, lab.pool).keep(lab.cache)
+    spec = lab.spec(objective={"name": "sentence_pairs"}, data=DATA, weights=weights.spec.model_dump(mode="json"))
+    replica = lab.replica(spec)
+    fresh, theirs = {name: value.clone() for name, value in replica.model.state_dict().items()}, model.state_dict()
+    replica.model.load_state_dict(Weights.load_cached(spec.weights, lab.cache).state(fresh))
+    own = replica.model.state_dict()
+    assert theirs.keys() - own.keys() == {"head.weight", "head.bias"}
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    rows = replica.corpus.batch("train", 8, spec.model.positions, generator())
+    tokens_BN, mask_BN = rows.tokens_BSN[:, 0], rows.mask_BSN[:, 0]
+    hidden = []
+    model.get_submodule("final_norm").register_forward_hook(lambda module, given, made: hidden.append(made))
+    with torch.no_grad():
+        model(tokens_BN, mask_BN)
+        found_BD = replica.model(tokens_BN, mask_BN)[:, 0]
+    expected = [row[: int(length)].mean(0) for row, length in zip(hidden[0], mask_BN.sum(1), strict=True)]
+    torch.testing.assert_close(found_BD, torch.stack(expected), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(fresh["embedding.weight"], own["embedding.weight"])
+    measured = next(read_jsonl(lab.train(spec, steps=1).metrics_file))
+    assert (measured["step"], measured["val_nll"]) == (0, replica.measure()["val_nll"])
+
+
+def start_and_end(lab, steps, seed):
+    """Spearman's correlation of synthetic pairs before and after a run of this many steps."""
     spec = lab.spec(
         objective={"name": "sentence_pairs"},
         data={"name": "synthetic_pairs"},
-        model=model,
-        steps=400,
+        model={"name": "nano", "layers": 1, "width": 64, "heads": 2, "positions": 32, "embedding_conv": 5},
+        steps=steps,
         batch=32,
         lr_peak=3e-3,
-        evaluation={"every_steps": 400, "sequences": 512},
+        schedule={"name": "constant", "warmup_steps": 10},
+        evaluation={"every_steps": steps, "sequences": 1000},
+        seed=seed,
     )
-    ends = []
-    for seed in range(3):
-        replica = lab.replica(spec.model_copy(update={"seed": seed}))
-        start = replica.measure()["val_spearman"]
-        for step in range(spec.steps):
-            replica.train_step(step)
-        ends.append((start, replica.measure()["val_spearman"]))
+    replica = lab.replica(spec)
+    start = replica.measure()["val_spearman"]
+    for step in range(steps):
+        replica.train_step(step)
+    return start, replica.measure()["val_spearman"]
+
+
+def test_a_run_of_seconds_learns_words_that_its_random_start_cannot_compare(lab):
+    start, end = start_and_end(lab, 60, seed=0)
+    assert start < 0.2 and end > 0.5, (start, end)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_minutes_ranks_synthetic_pairs(lab):
+    ends = [start_and_end(lab, 600, seed) for seed in range(3)]
     gains = np.array([end - start for start, end in ends])
     assert min(end for _, end in ends) >= 0.9, ends
     assert gains.mean() - 4.303 * gains.std(ddof=1) / math.sqrt(3) > 0, f"the interval of the gain includes 0: {ends}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,11 +12,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from stability.corpora.base import AbstractRowCorpus
-from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
 from stability.models.images import ImageFormat
 
-VERSION = 1  # increased if equal images would be laid out differently; part of every fingerprint
 KIND = "images"
 IMAGES_PER_CHUNK = 1 << 10
 FEWEST_HELD_OUT = 100  # below, accuracy has steps above 1 %, and the description mentions them
@@ -27,7 +23,6 @@ FILES = {
     "train_labels": "train_labels.npy",
     "val_labels": "val_labels.npy",
 }
-PLAIN = ("fingerprint", "description", "format", "class_names")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +59,8 @@ class ImageCorpus(AbstractRowCorpus):
 
     kind: ClassVar[str] = KIND
     files = FILES
-    plain = PLAIN
+    plain = ("fingerprint", "description", "format", "class_names")
+    side = Side
 
     train: Side
     val: Side
@@ -109,10 +105,9 @@ class ImageCorpus(AbstractRowCorpus):
             )
         height, width, channels = train.images_MHWC.shape[1:]
         image = ImageFormat(height, width, channels, len(class_names), *moments(train.images_MHWC))
-        sums = {name: sha256(array) for name, array in cls.arrays(train, val).items()}
         size = f"{height}×{width} pixels, {len(class_names)} classes"
         description = f"{origin}: {len(train.labels_M):,} training and {len(val.labels_M):,} held-out images of {size}"
-        return cls(train, val, class_names, image, _fingerprint(image, class_names, sums), description, sums)
+        return cls.make(train, val, description=description, format=image._asdict(), class_names=class_names)
 
     @property
     def format(self) -> dict[str, Any]:
@@ -142,30 +137,24 @@ class ImageCorpus(AbstractRowCorpus):
         counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def _gather_rows(self, side: Side, rows: np.ndarray) -> ImageBatch:
+    def _gather_rows(self, side: Side, rows: np.ndarray, positions: int) -> ImageBatch:
         return ImageBatch(
             torch.from_numpy(np.asarray(side.images_MHWC[rows])), torch.from_numpy(side.labels_M[rows].astype(np.int64))
         )
 
     @classmethod
-    def load(cls, folder: Path) -> ImageCorpus:
-        """Load a folder's corpus, memory-mapped and verified by its sums.
+    def _shapes(cls, plain: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        image = ImageFormat.of(plain["format"])
+        return (-1, image.height, image.width, image.channels), (-1,)
 
-        Raises:
-            ValueError: a file is damaged.
-        """
-        meta = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
-        image, class_names, sums = (
-            ImageFormat.of(meta["format"]),
-            tuple(meta["class_names"]),
-            {name: meta[name] for name in FILES},
-        )
-        if meta["fingerprint"] != _fingerprint(image, class_names, sums):
-            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its images")
-        found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
-        size = (-1, image.height, image.width, image.channels)
-        train, val = (Side(found[f"{side}_images"].reshape(size), found[f"{side}_labels"]) for side in ("train", "val"))
-        return cls(train, val, class_names, image, meta["fingerprint"], meta["description"], sums)
+    @classmethod
+    def _layout(cls, plain: Mapping[str, Any]) -> list[Any]:
+        return [list(ImageFormat.of(plain["format"])[:4]), list(plain["class_names"])]
+
+    @classmethod
+    def _fields(cls, plain: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = {"image": ImageFormat.of(plain["format"]), "class_names": tuple(plain["class_names"])}
+        return {"fingerprint": plain["fingerprint"], "description": plain["description"], **own}
 
 
 def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -181,9 +170,3 @@ def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ..
     mean = total / num_pixels
     std = np.sqrt(np.maximum(squares / num_pixels - mean**2, 0.0))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
-
-
-def _fingerprint(image: ImageFormat, class_names: tuple[str, ...], sums: Mapping[str, str]) -> str:
-    return disk.sha256_of_json(
-        ["stability images", VERSION, list(image[:4]), list(class_names), *(sums[name] for name in FILES)]
-    )

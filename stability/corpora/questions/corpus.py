@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,10 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from stability.corpora.base import AbstractRowCorpus
-from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
 
-VERSION = 1  # increased if equal sequences would be laid out differently; part of every fingerprint
 UNASKED = -1  # answer at a position without a question
 FILES = {
     "train_tokens": "train.npy",
@@ -24,7 +20,6 @@ FILES = {
     "train_answers": "train_answers.npy",
     "val_answers": "val_answers.npy",
 }
-PLAIN = ("fingerprint", "description", "vocab_size", "length")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +63,8 @@ class QuestionCorpus(AbstractRowCorpus):
 
     kind: ClassVar[str] = "questions"
     files = FILES
-    plain = PLAIN
+    plain = ("fingerprint", "description", "vocab_size", "length")
+    side = Side
 
     train: Side
     val: Side
@@ -92,9 +88,8 @@ class QuestionCorpus(AbstractRowCorpus):
             assert tokens_MN.dtype == answers_MN.dtype == np.uint16 and tokens_MN.shape == answers_MN.shape
             assert tokens_MN.max() < vocab_size and (answers_MN < vocab_size).any(1).all(), "nothing is asked in a row"
         length = train.tokens_MN.shape[1]
-        sums = {name: sha256(array) for name, array in cls.arrays(train, val).items()}
         description = f"{origin}: {len(train.tokens_MN):,} training and {len(val.tokens_MN):,} held-out sequences"
-        return cls(train, val, vocab_size, length, _fingerprint(vocab_size, length, sums), description, sums)
+        return cls.make(train, val, description=description, vocab_size=vocab_size, length=length)
 
     @property
     def format(self) -> int:
@@ -123,26 +118,10 @@ class QuestionCorpus(AbstractRowCorpus):
         counts = np.bincount(asked, minlength=self.vocab_size) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def _gather_rows(self, side: Side, rows: np.ndarray) -> QuestionBatch:
+    def _gather_rows(self, side: Side, rows: np.ndarray, positions: int) -> QuestionBatch:
         tokens_BN, answers_BN = (torch.from_numpy(array[rows].astype(np.int64)) for array in side)
         return QuestionBatch(tokens_BN, answers_BN.masked_fill(answers_BN == self.vocab_size, UNASKED))
 
     @classmethod
-    def load(cls, folder: Path) -> QuestionCorpus:
-        """Load a folder's corpus, memory-mapped and verified by its sums.
-
-        Raises:
-            ValueError: a file is damaged.
-        """
-        meta: dict[str, Any] = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
-        sums = {name: meta[name] for name in FILES}
-        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], meta["length"], sums):
-            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its sequences")
-        found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
-        rows = {name: array.reshape(-1, meta["length"]) for name, array in found.items()}
-        train, val = (Side(rows[f"{side}_tokens"], rows[f"{side}_answers"]) for side in ("train", "val"))
-        return cls(train, val, **{key: meta[key] for key in PLAIN}, sums=sums)
-
-
-def _fingerprint(vocab_size: int, length: int, sums: Mapping[str, str]) -> str:
-    return disk.sha256_of_json(["stability questions", VERSION, vocab_size, length, *(sums[name] for name in FILES)])
+    def _shapes(cls, plain: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (-1, plain["length"]), (-1, plain["length"])

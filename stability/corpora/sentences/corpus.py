@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,20 +12,18 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from stability.corpora.base import AbstractRowCorpus
-from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256, token_dtype
+from stability.corpora.io.arrays import token_dtype
 from stability.corpora.tokens.vocabulary import BYTES
 
-VERSION = 1  # increased if equal rows would be laid out differently; part of every fingerprint
 FEWEST_ROWS = 2  # of a side: in-batch negatives come from another row
-OF_ROWS = {
+FILES = {
     "train_rows": "train.npy",
     "val_rows": "val.npy",
     "train_scores": "train_scores.npy",
     "val_scores": "val_scores.npy",
+    "tokens": "tokens.npy",
+    "starts": "starts.npy",
 }
-FILES = {**OF_ROWS, "tokens": "tokens.npy", "starts": "starts.npy"}
-PLAIN = ("fingerprint", "description", "vocab_size", "sentences", "scored")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +70,9 @@ class SentenceCorpus(AbstractRowCorpus):
     """
 
     kind: ClassVar[str] = "sentences"
-    files = OF_ROWS
-    plain = PLAIN
+    files = FILES
+    plain = ("fingerprint", "description", "vocab_size", "sentences", "scored")
+    side = Side
 
     train: Side
     val: Side
@@ -103,13 +101,11 @@ class SentenceCorpus(AbstractRowCorpus):
         """
         starts = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         tokens = np.concatenate(sentences).astype(token_dtype(vocab_size))
-        arrays = cls.arrays(train, val) | {"tokens": tokens, "starts": starts}
-        sums = {name: sha256(array) for name, array in arrays.items()}
         num = train.rows_MS.shape[1]
         what = "triplets" if num == 3 else "scored pairs" if scored else "pairs"
         description = f"{origin}: {len(train.scores_M):,} training and {len(val.scores_M):,} held-out {what}"
-        fingerprint = _fingerprint(vocab_size, num, scored, sums)
-        return cls(train, val, tokens, starts, vocab_size, num, scored, fingerprint, description, sums)
+        plain = {"description": description, "vocab_size": vocab_size, "sentences": num, "scored": scored}
+        return cls.make(train, val, tokens, starts, **plain)
 
     @property
     def format(self) -> dict[str, Any]:
@@ -148,45 +144,20 @@ class SentenceCorpus(AbstractRowCorpus):
         counts = np.array([((1 - scores) / 2).sum(), ((1 + scores) / 2).sum()]) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> SentenceBatch:
-        """Draw random rows, without repetition as long as the side has as many.
-
-        Args:
-            split: "train" or "val".
-            num: number of rows.
-            positions: tokens after which a sentence is cut.
-            generator: random generator.
-        """
-        side = self._side(split)
-        size = len(side.scores_M)
+    def _draw_rows(self, size: int, num: int, generator: torch.Generator) -> np.ndarray:
+        """Return random row numbers, without repetition as long as there are as many rows."""
         rounds = [
             torch.randperm(size, generator=generator, device=generator.device)[: num - start].cpu().numpy()
             for start in range(0, num, size)
         ]
-        return self._gather(side, np.concatenate(rounds), positions)
-
-    def longest_batch(self, num: int, positions: int, generator: torch.Generator) -> SentenceBatch:
-        return self.batch("train", num, positions, generator)
-
-    def windows(self, split: str, num: int, positions: int) -> SentenceBatch:
-        """Return evenly spaced rows from first to last.
-
-        Args:
-            split: "train" or "val".
-            num: largest number of rows.
-            positions: tokens after which a sentence is cut.
-        """
-        side = self._side(split)
-        count = min(num, len(side.scores_M))
-        return self._gather(side, np.arange(count) * (len(side.scores_M) - 1) // max(count - 1, 1), positions)
+        return np.concatenate(rounds)
 
     def list_texts(self, column: int) -> list[str]:
         """Return the different sentences of a column of both sides, whole, in the order of their numbers."""
         numbers = np.unique(np.concatenate([side.rows_MS[:, column] for side in (self.train, self.val)]))
         return [BYTES.decode(self.tokens[self.starts[each] : self.starts[each + 1]]) for each in numbers.astype(int)]
 
-    def _gather(self, side: Side, rows: np.ndarray, positions: int) -> SentenceBatch:
-        """Return the batch of these rows of a side."""
+    def _gather_rows(self, side: Side, rows: np.ndarray, positions: int) -> SentenceBatch:
         numbers_BS = np.asarray(side.rows_MS[rows]).astype(np.int64)
         sentences = [self.tokens[self.starts[each] : self.starts[each + 1]] for each in numbers_BS.flatten()]
         tokens, mask = pad_sentences(sentences, positions, self.vocab_size)
@@ -194,31 +165,9 @@ class SentenceCorpus(AbstractRowCorpus):
         scores_B = torch.from_numpy(np.array(side.scores_M[rows], dtype=np.float32))
         return SentenceBatch(tokens.reshape(shape), mask.reshape(shape), scores_B)
 
-    def _write(self, folder: Path) -> None:
-        arrays = self.arrays(self.train, self.val) | {"tokens": self.tokens, "starts": self.starts}
-        for name, array in arrays.items():
-            disk.write_array(folder / FILES[name], array)
-        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in PLAIN}, **self.sums})
-        disk.fsync(folder)
-
     @classmethod
-    def load(cls, folder: Path) -> SentenceCorpus:
-        """Load a folder's corpus, memory-mapped and verified by its sums.
-
-        Raises:
-            ValueError: a file is damaged.
-        """
-        meta: dict[str, Any] = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
-        sums = {name: meta[name] for name in FILES}
-        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], meta["sentences"], meta["scored"], sums):
-            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its sentences")
-        found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
-        train, val = (
-            Side(found[f"{side}_rows"].reshape(-1, meta["sentences"]), found[f"{side}_scores"])
-            for side in ("train", "val")
-        )
-        plain = {key: meta[key] for key in PLAIN}
-        return cls(train, val, found["tokens"], found["starts"], **plain, sums=sums)
+    def _shapes(cls, plain: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (-1, plain["sentences"]), (-1,)
 
 
 def pad_sentences(sentences: Sequence[np.ndarray], positions: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -234,8 +183,3 @@ def pad_sentences(sentences: Sequence[np.ndarray], positions: int, padding: int)
     for row, (sentence, length) in enumerate(zip(sentences, lengths_B, strict=True)):
         tokens_BN[row, :length] = sentence[:length]
     return torch.from_numpy(tokens_BN), torch.from_numpy(np.arange(positions) < lengths_B[:, None])
-
-
-def _fingerprint(vocab_size: int, sentences: int, scored: bool, sums: Mapping[str, str]) -> str:
-    layout = [VERSION, vocab_size, sentences, scored]
-    return disk.sha256_of_json(["stability sentences", *layout, *(sums[name] for name in FILES)])

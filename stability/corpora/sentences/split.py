@@ -43,7 +43,7 @@ def split_rows(
     # in the order of digests: chunks of neighbours are a mixture, as random batches are
     different = sorted(dict.fromkeys(rows), key=lambda row: _digest("\0".join(row.sentences)))
     if len(different) < 2:
-        raise ValueError(f"data: {origin}: {len(different)} different rows; at least 2 are needed, one to hold out")
+        raise ValueError(f"data: {origin}: different rows: {len(different)}; at least 2 are needed, one to hold out")
     members: dict[str, list[int]] = {}
     for number, component in enumerate(_components(different)):
         members.setdefault(component, []).append(number)
