@@ -30,8 +30,9 @@ STEP = "model"  # block of a step's own row
 WATCHED = 0.25  # of a microbatch's sequences: all of them would cost a step
 # optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
 MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
-# a mixer's map whose output goes through a sigmoid, by the mixer's file
-GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate"}
+# a mixer's map whose output goes through a sigmoid, by the mixer's file; mamba's Δ = softplus(x) decays a state of
+# A = −1 by e^(−Δ) = σ(−x)
+GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate", "mamba": "dt_proj"}
 
 
 class Activated(NamedTuple):
