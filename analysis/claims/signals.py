@@ -48,8 +48,8 @@ def _judge(found: EarnedLeads) -> Claim:
             n=number,
             effect=f"{signed(mean, 1)} steps",
             interval=interval_text(interval, number, "steps", 1),
-            finding=f"the {found.signal.name} warns {abs(mean):.1f} steps {'before' if mean > 0 else 'after'} the loss, "
-            "less what false alarms would gain",
+            finding=f"the {found.signal.name} warns {abs(mean):.1f} steps {'before' if mean > 0 else 'after'} the loss "
+            "does, less what false alarms would gain",
             note=f"n: groups with one mechanism, settings and seed, of {plural(found.runs, 'broken run')}.",
             test=("signal", found.signal.name),
             p=min(sides) if number > 2 else math.nan,
