@@ -207,7 +207,7 @@ def test_a_report_without_breaks_says_so(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("leads", "verdict"), [((30, 20, 25), "holds"), ((-1, -2, -1), "contradicted")])
+@pytest.mark.parametrize(("leads", "verdict"), [((30, 20, 25), "holds"), ((-2, -2, -1), "contradicted")])
 def test_a_signal_with_earlier_alarms_warns_before_the_loss(tmp_path, leads, verdict):
     """Three groups of one broken run each; the loss warns 2 steps before the onset, the norm as planted before the loss."""
     study = with_signals(write_runs(tmp_path, list(leads)))
