@@ -16,7 +16,7 @@ from stability.curvature.spectrum import compute_largest
 from stability.training.gradients import finite_or_none
 
 PRODUCTS = 5  # with the Hessian, at most, for the largest eigenvalue
-GROWTH = 0.05  # of the eigenvalue: a product that raises it by less is the last
+GROWTH = 0.03  # of the eigenvalue: a product that raises it by less is the last
 TOLERANCE = 0.05  # of the eigenvalue: its error is smaller, about the residual's square over the spectral gap
 
 
