@@ -82,9 +82,10 @@ class ActivationStatistics:
             attention = attention_statistics(self._model, lambda: examples.logits(self._model, readout=read))
         for name, share in _dead_shares(activated).items():
             values[name]["dead_share"] = share
-        # one transfer from the device for all
-        numbers = iter(torch.stack([value for row in (*values.values(), outputs) for value in row.values()]).tolist())
-        found = {block: {name: next(numbers) for name in row} for block, row in {**values, STEP: outputs}.items()}
+        found = {
+            block: {name: value.item() for name, value in row.items()}
+            for block, row in {**values, STEP: outputs}.items()
+        }
         for name, layer in attention.items():
             row = found[".".join(name.split(".")[:2])]
             row["attention_logit_max"] = max(row.get("attention_logit_max", -math.inf), layer.logit_max)

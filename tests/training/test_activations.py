@@ -267,6 +267,7 @@ def test_a_router_that_sends_every_position_to_two_of_eight_experts_has_six_dead
     router.weight.data[:2] = 0.1  # logits of 1.6 wherever the input is 1, over 0
     found = replica.activations.measure(training_examples_of(replica))
     assert (found["blocks.1"]["expert_load_max"], found["blocks.1"]["dead_experts"]) == (4.0, 6)
+    assert isinstance(found["blocks.1"]["dead_experts"], int)
     p = [math.exp(logit) / (2 * math.exp(1.6) + 6) for logit in (1.6,) * 2 + (0.0,) * 6]
     assert found["blocks.1"]["router_entropy"] == pytest.approx(-sum(each * math.log(each) for each in p), rel=1e-5)
     assert found["blocks.0"]["dead_experts"] < 6 and found["blocks.0"]["expert_load_max"] < 4
