@@ -1,7 +1,7 @@
 """Judge a study's mechanisms against its reference, then the papers' claims, as sentences and tables.
 
 Comparisons with the reference: `reference`. The consensus paper's claims: low-pass filters (2.2) here, `windows` (5.1)
-and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `recall`. Rules:
+and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `recall`. Warnings: `signals`. Rules:
 
 - A mechanism without learning is "untrained" (criteria: `learning`). No claim is made about untrained mechanisms.
   Little learning is named.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from analysis.claims import mixers, quantization, recall, rivals
+from analysis.claims import mixers, quantization, recall, rivals, signals
 from analysis.claims.claim import (
     ATTENTIONX,
     CONSENSUS,
@@ -65,7 +65,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
     papers += low_pass_claims(study)
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
-    papers += [*recall.claims(study), *quantization.claims(study)]
+    papers += [*recall.claims(study), *quantization.claims(study), *signals.claims(study)]
     compared = reference_claims(study)
     primary = primary_test(study, compared)
     claims = correct([*compared, *papers], primary)

@@ -10,6 +10,8 @@ a spike's height.
 - Lead: steps from the first of these alarms to the onset.
 - False alarms: per 1,000 steps of runs that did not break.
 - By chance: share of broken runs that false alarms of that number would warn of, 1 − exp(−number · `HORIZON` / 1,000).
+- Earned lead: the lead, 0 without an alarm in time, less the mean one of false alarms at that rate. With λ alarms per
+  step, the first of them within H steps precedes the onset by H − (1 − e^(−λH))/λ on average, 0 without one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from scipy.special import betaincinv
 
 from analysis.numbers.early import breaks
 from analysis.numbers.ranking import TAILS, Draws, Estimate
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.once import once_per_study
 
 MADS = 3.0
 MAD_OF_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -118,6 +121,24 @@ class Warned:
     runs: int
 
 
+@dataclass(frozen=True)
+class EarnedLeads:
+    """A signal's earned leads less those of the training loss.
+
+    Attributes:
+        signal: the signal.
+        by_unit: mean over a unit's broken runs with enough rows of both, in steps; a unit is a group of runs with one
+            mechanism, settings and seed.
+        runs: number of those runs.
+        why_not: reason without numbers; "" with them.
+    """
+
+    signal: Signal
+    by_unit: tuple[float, ...] = ()
+    runs: int = 0
+    why_not: str = ""
+
+
 def find_alarms(values: Sequence[float], limit: float | None = None) -> np.ndarray:
     """Return the rows at which a signal begins to give alarm, as a mask.
 
@@ -171,6 +192,35 @@ def find_warnings(study: Study, signal: Signal) -> Frame:
         })  # fmt: skip
     columns = ["run_id", "broke", "onset", "lead", "alarms", "steps", "unit"]
     return pd.DataFrame(found, columns=columns).set_index("run_id")
+
+
+@once_per_study
+def compare_leads(study: Study) -> list[EarnedLeads]:
+    """Return each logged signal's earned leads beside those of the training loss."""
+    loss = find_warnings(study, LOSS)
+    return [
+        _compare(signal, found, loss)
+        for signal in SIGNALS
+        if signal != LOSS and len(found := find_warnings(study, signal))
+    ]
+
+
+def _compare(signal: Signal, frame: Frame, loss: Frame) -> EarnedLeads:
+    broken = frame.index[frame["broke"]].intersection(loss.index[loss["broke"]])
+    if broken.empty:
+        return EarnedLeads(signal, why_not=f"no run broke with more than {FEWEST_ROWS} rows before")
+    if frame["broke"].all() or loss["broke"].all():
+        return EarnedLeads(signal, why_not="every run broke, and false alarms are counted on others")
+    earned = _earned_leads(frame).loc[broken] - _earned_leads(loss).loc[broken]
+    by_unit = earned.groupby(frame.loc[broken, "unit"]).mean()
+    return EarnedLeads(signal, tuple(by_unit.tolist()), len(broken))
+
+
+def _earned_leads(frame: Frame) -> Column:
+    """Return each broken run's lead, 0 without one, less the mean lead of false alarms."""
+    rate = _rate(frame[~frame["broke"]]).value / 1000
+    by_chance = HORIZON + math.expm1(-rate * HORIZON) / rate if rate else 0.0
+    return frame.loc[frame["broke"], "lead"].fillna(0.0) - by_chance
 
 
 def judge_signals(studies: Iterable[Study]) -> list[Warned]:

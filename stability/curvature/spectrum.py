@@ -158,7 +158,13 @@ _ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def compute_largest(
-    operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int, start: Tensor | None = None
+    operator: Operator,
+    params: Tensors,
+    tolerance: float,
+    iterations: int,
+    seed: int,
+    start: Tensor | None = None,
+    growth: float | None = None,
 ) -> Eigenvalue:
     """Compute the largest Ritz value of an operator over ``params``.
 
@@ -169,8 +175,9 @@ def compute_largest(
         iterations: as in `top_eigenvalue`.
         seed: seed of the start vector.
         start: the start vector (n,) instead, e.g. the eigenvector at nearby parameters.
+        growth: stop, too, once a product raises the value by at most this share of it; None: never.
     """
-    return _compute_outermost(operator, params, 1, torch.neg, tolerance, iterations, seed, start)[0]
+    return _compute_outermost(operator, params, 1, torch.neg, tolerance, iterations, seed, start, growth)[0]
 
 
 def _compute_outermost(
@@ -182,8 +189,12 @@ def _compute_outermost(
     iterations: int,
     seed: int,
     start: Tensor | None = None,
+    growth: float | None = None,
 ) -> list[Eigenvalue]:
-    """Compute the first k Ritz pairs in ``order``, a sort key."""
+    """Compute the first k Ritz pairs in ``order``, a sort key.
+
+    ``growth`` is that of the largest one, as in `compute_largest`.
+    """
     if not 1 <= k <= iterations:
         raise ValueError(f"k={k}, iterations is {iterations}; at least one product is needed for each eigenvalue")
 
@@ -191,8 +202,15 @@ def _compute_outermost(
         first = order(space.values).argsort()[:k]
         return (space.residuals[first] <= tolerance * space.values[first].abs()).tolist()
 
+    largest: list[float] = []
+
+    def is_done(space: Krylov) -> bool:
+        largest.append(float(space.values[-1]))
+        stalls = growth is not None and len(largest) > 1 and largest[-1] - largest[-2] <= growth * abs(largest[-1])
+        return stalls or sum(find_converged(space)) == k
+
     start = operator.probe(torch.Generator().manual_seed(seed), "normal") if start is None else start
-    space = _take_last(krylov(operator, start, iterations), until=lambda found: sum(find_converged(found)) == k)
+    space = _take_last(krylov(operator, start, iterations), until=is_done)
     return [
         Eigenvalue(
             float(space.values[index]),

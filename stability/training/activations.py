@@ -7,9 +7,10 @@ that nothing of the run changes. Padding, invisible pairs and positions of weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,17 @@ STEP = "model"  # block of a step's own row
 WATCHED = 0.25  # of a microbatch's sequences: all of them would cost a step
 # optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
 MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
-# a mixer's map whose output goes through a sigmoid, by the mixer's file
-GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate"}
+# a mixer's map whose output goes through a sigmoid, by the mixer's file; mamba's Δ = softplus(x) decays a state of
+# A = −1 by e^(−Δ) = σ(−x)
+GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate", "mamba": "dt_proj"}
+
+
+class Activated(NamedTuple):
+    """An activation and its inputs at the valid positions, (P, H)."""
+
+    activation: Callable[[Tensor], Tensor]
+    inputs_PH: Tensor
+
 
 Found = dict[str, dict[str, float]]  # statistics by block and name
 
@@ -58,6 +68,7 @@ class ActivationStatistics:
     def measure(self, examples: Examples) -> Found:
         """Run the model on sequences, in its present mode; return the statistics of layers and logits."""
         values: dict[str, dict[str, Tensor]] = {f"blocks.{index}": {} for index in range(len(self._model.blocks))}
+        activated: dict[str, Activated] = {}
         outputs: dict[str, Tensor] = {}
 
         def read(hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -65,10 +76,12 @@ class ActivationStatistics:
             return hidden_BND
 
         with ExitStack() as watched:
-            for row, block in zip(values.values(), self._model.blocks, strict=True):
-                for handle in _watch(cast(Block, block), row):
+            for (name, row), block in zip(values.items(), self._model.blocks, strict=True):
+                for handle in _watch(cast(Block, block), row, partial(activated.__setitem__, name)):
                     watched.callback(handle.remove)
             attention = attention_statistics(self._model, lambda: examples.logits(self._model, readout=read))
+        for name, share in _dead_shares(activated).items():
+            values[name]["dead_share"] = share
         found = {
             block: {name: value.item() for name, value in row.items()}
             for block, row in {**values, STEP: outputs}.items()
@@ -110,26 +123,39 @@ class ActivationStatistics:
         if not self._has_moments:
             return {}
         settings = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-        gradients, squares, corrections, floors, sizes = [], [], [], [], []
-        for parameter in self._model.parameters():
-            state = optimizer.state.get(parameter, {})
-            is_used = parameter.grad is not None and "exp_avg_sq" in state
-            beta2, epsilon, steps = _settings_of(settings[parameter], state) if is_used else (0.0, 1.0, 1.0)
-            empty = torch.zeros(0, device=parameter.device)
-            gradients.append(parameter.grad if is_used else empty)
-            squares.append(state["exp_avg_sq"] if is_used else empty)
-            corrections.append(1 - beta2**steps)
-            floors.append(epsilon)
-            sizes.append(parameter.numel() if is_used else 0)
-        roots = torch._foreach_sqrt(torch._foreach_div(local(squares), corrections))
-        ratios = torch._foreach_div(local(gradients), torch._foreach_clamp_min(roots, floors))
-        tiny = [(root < TINY * floor).to(root.dtype) for root, floor in zip(roots, floors, strict=True)]
-        norms, counts = self._blocks.norms(list(ratios)), self._blocks.norms(tiny)
-        numbers = {block: sum(sizes[index] for index in own) for block, own in self._blocks.indices.items()}
+        parameters = list(self._model.parameters())
+        # tensors of one correction and ε as one vector: most are short, and there are dozens
+        alike: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+        for block, indices in self._blocks.indices.items():
+            for parameter in (parameters[index] for index in indices):
+                state = optimizer.state.get(parameter, {})
+                if parameter.grad is not None and "exp_avg_sq" in state:
+                    beta2, epsilon, steps = _settings_of(settings[parameter], state)
+                    alike.setdefault((1 - beta2**steps, epsilon), []).append((block, parameter))
+        ratios: dict[str, list[Tensor]] = {}
+        tiny: dict[str, list[Tensor]] = {}
+        numbers: dict[str, int] = {}
+        for (correction, epsilon), named in alike.items():
+            own = [parameter for _, parameter in named]
+            gradients = local([_gradient_of(parameter) for parameter in own])
+            gradient = _join(gradients)
+            root = _join(local([optimizer.state[parameter]["exp_avg_sq"] for parameter in own]))
+            root.div_(correction).sqrt_()
+            below = (root < TINY * epsilon).to(root.dtype)
+            gradient.div_(root.clamp_min_(epsilon))
+            # consecutive tensors of a block
+            sizes: dict[str, int] = {}
+            for (block, parameter), part in zip(named, gradients, strict=True):
+                sizes[block] = sizes.get(block, 0) + part.numel()
+                numbers[block] = numbers.get(block, 0) + parameter.numel()
+            lengths = list(sizes.values())
+            for block, ratio, small in zip(sizes, gradient.split(lengths), below.split(lengths), strict=True):
+                ratios.setdefault(block, []).append(ratio)
+                tiny.setdefault(block, []).append(small)
+        norms, counts = self._blocks.norms_of_parts(ratios), self._blocks.norms_of_parts(tiny)
         return {
             block: {"rms_t": norms[block] / math.sqrt(number), "tiny_share": counts[block] ** 2 / number}
             for block, number in numbers.items()
-            if number
         }
 
     def rows(self, step: int, grad_norm: float, found: Found) -> list[dict[str, Any]]:
@@ -158,12 +184,28 @@ def _settings_of(group: dict[str, Any], state: dict[str, Any]) -> tuple[float, f
     return group["beta2"], group["epsilon"], group["step"]
 
 
+def _join(tensors: list[Tensor]) -> Tensor:
+    """Return the tensors as one new vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def _has_one_z(examples: Examples) -> bool:
     return examples.sigma_B is None and examples.targets_BN.ndim == 2
 
 
-def _watch(block: Block, row: dict[str, Tensor]) -> Iterator[Any]:
-    """Register the hooks that fill a layer's row; yield their handles."""
+def _watch(block: Block, row: dict[str, Tensor], keep: Callable[[Activated], None]) -> Iterator[Any]:
+    """Register the hooks that fill a layer's row; yield their handles.
+
+    Args:
+        block: the layer.
+        row: its statistics.
+        keep: called with the inputs of its feed-forward network's activation.
+    """
     masks: list[Tensor | None] = [None]
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -181,8 +223,11 @@ def _watch(block: Block, row: dict[str, Tensor]) -> Iterator[Any]:
     yield watch_output(block.ffn, "ffn_rms", _root_mean_square)
     ffn: Any = block.ffn
     if getattr(ffn, "activated", None) is not None:
-        dead = _count_dead(ffn.activation)
-        yield watch_output(ffn.get_submodule(ffn.activated), "dead_share", dead)
+
+        def record_activated(module: nn.Module, args: Any, output: Tensor) -> None:
+            keep(Activated(ffn.activation, _pick_valid(output, masks[0])))
+
+        yield ffn.get_submodule(ffn.activated).register_forward_hook(record_activated)
     if hasattr(ffn, "describe_routing"):
 
         def record_routing(module: nn.Module, args: Any, r_BNE: Tensor) -> None:
@@ -200,7 +245,7 @@ def _pick_valid(x: Tensor, mask_BN: Tensor | None) -> Tensor:
 
 
 def _root_mean_square(x: Tensor, mask_BN: Tensor | None) -> Tensor:
-    return _pick_valid(x, mask_BN).square().mean().sqrt()
+    return (x.float() if mask_BN is None else _pick_valid(x, mask_BN)).square().mean().sqrt()
 
 
 def _saturated_share(x_BNG: Tensor, mask_BN: Tensor | None) -> Tensor:
@@ -208,24 +253,36 @@ def _saturated_share(x_BNG: Tensor, mask_BN: Tensor | None) -> Tensor:
     return (gates_PG * (1 - gates_PG) < SATURATED).float().mean()
 
 
-def _count_dead(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return a function of an activation's inputs (B, N, H): the share of units dead at every valid position.
+def _dead_shares(activated: Mapping[str, Activated]) -> dict[str, Tensor]:
+    """Return each layer's share of units dead at every valid position.
 
     Dead: a derivative below `DEAD` in magnitude; exactly 0 for an activation that is flat below 0 (relu, its square).
     """
+    # the largest inputs alone clear nearly every unit, for a tenth of the time; those of all layers in one derivative
+    alike: dict[Callable[[Tensor], Tensor], list[str]] = {}
+    for name, (activation, _) in activated.items():
+        alike.setdefault(activation, []).append(name)
+    found = {}
+    for activation, names in alike.items():
+        inputs = [activated[name].inputs_PH for name in names]
+        flat = _are_flat(activation, torch.cat([x_PH.amax(0) for x_PH in inputs]))
+        for name, x_PH, suspects_H in zip(names, inputs, flat.split([x_PH.shape[1] for x_PH in inputs]), strict=True):
+            if suspects_H.any():
+                dead = _are_flat(activation, x_PH[:, suspects_H]).all(0).sum()
+            else:
+                dead = x_PH.new_zeros(())
+            found[name] = dead / len(suspects_H)
+    return found
+
+
+def _are_flat(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return _derivative(activation, x).abs() <= _largest_dead_slope(activation)
+
+
+@cache
+def _largest_dead_slope(activation: Callable[[Tensor], Tensor]) -> float:
     probe = torch.tensor(-1.0)
-    limit = 0.0 if float(activation(probe)) == float(_derivative(activation, probe)) == 0 else DEAD
-
-    def are_flat(x_PH: Tensor) -> Tensor:
-        return (_derivative(activation, x_PH).abs() <= limit).all(0)
-
-    def share(x_BNH: Tensor, mask_BN: Tensor | None) -> Tensor:
-        x_PH = _pick_valid(x_BNH, mask_BN)
-        # the largest inputs alone clear nearly every unit, for a tenth of the time
-        suspects_H = are_flat(x_PH.amax(0, keepdim=True))
-        return (are_flat(x_PH[:, suspects_H]).sum() if suspects_H.any() else torch.zeros(())) / len(suspects_H)
-
-    return share
+    return 0.0 if float(activation(probe)) == float(_derivative(activation, probe)) == 0 else DEAD
 
 
 def _derivative(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

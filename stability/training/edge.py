@@ -16,6 +16,7 @@ from stability.curvature.spectrum import compute_largest
 from stability.training.gradients import finite_or_none
 
 PRODUCTS = 5  # with the Hessian, at most, for the largest eigenvalue
+GROWTH = 0.03  # of the eigenvalue: a product that raises it by less is the last
 TOLERANCE = 0.05  # of the eigenvalue: its error is smaller, about the residual's square over the spectral gap
 
 
@@ -68,7 +69,7 @@ class Edge:
         if has_paper_state(optimizer):
             scale, threshold = scale_by_adam(optimizer, after, lr)
             start = None if self.start is None else self.start.to(flatten(before))
-            found = compute_largest(hessian.operator(scale), hessian.params, TOLERANCE, PRODUCTS, 0, start)
+            found = compute_largest(hessian.operator(scale), hessian.params, TOLERANCE, PRODUCTS, 0, start, GROWTH)
             vector = flatten(found.vector)
             self.start = vector if bool(vector.isfinite().all()) else self.start
             row |= {"adam_sharpness": found.value, "adam_residual": found.residual, "adam_threshold": threshold}

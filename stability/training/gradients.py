@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +42,16 @@ class BlockStatistics:
         Args:
             tensors: one per parameter, in the model's order.
         """
-        found = self._norms(tensors, list(self.indices.values()))
-        return dict(zip(self.indices, found.tolist(), strict=True))
+        return self._join(tensors, self.indices)
+
+    def norms_of_parts(self, parts: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+        """Return the joint Euclidean norm of each block's tensors, given by block."""
+        ends = itertools.accumulate(map(len, parts.values()), initial=0)
+        groups = {block: range(start, start + len(parts[block])) for block, start in zip(parts, ends, strict=False)}
+        return self._join([part for own in parts.values() for part in own], groups)
+
+    def _join(self, tensors: Sequence[Tensor], groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        return dict(zip(groups, self._norms(tensors, list(groups.values())).tolist(), strict=True))
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
         """Return the norms of the current gradients, before clipping.

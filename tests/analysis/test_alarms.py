@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_1samp
 
-from analysis.numbers.alarms import SIGNALS, find_alarms, find_warnings, judge_signals, list_rows
+from analysis.claims import signals
+from analysis.claims.judging import judge
+from analysis.numbers.alarms import SIGNALS, _earned_leads, find_alarms, find_warnings, judge_signals, list_rows
 from analysis.report import summary
 from analysis.sections import alarms as section
 from analysis.study.load import load
@@ -203,3 +205,39 @@ def test_a_report_without_breaks_says_so(tmp_path):
     assert (
         section.sentences(sound) == ["No run broke by this rule: nothing to warn of."] and section.figures(sound) == {}
     )
+
+
+@pytest.mark.parametrize(("leads", "verdict"), [((30, 20, 25), "holds"), ((-2, -2, -1), "contradicted")])
+def test_a_signal_with_earlier_alarms_warns_before_the_loss(tmp_path, leads, verdict):
+    """Three groups of one broken run each; the loss warns 2 steps before the onset, the norm as planted before the loss."""
+    study = with_signals(write_runs(tmp_path, list(leads)))
+    claim = next(each for each in signals.claims(study) if each.subject == "signal gradient norm")
+    assert (claim.verdict, claim.n) == (verdict, 3)
+    result = ttest_1samp(leads, 0)
+    assert claim.p == pytest.approx(result.pvalue)
+    assert claim.effect == f"{statistics.fmean(leads):+.1f} steps".replace("-", "−")
+    low, high = result.confidence_interval()
+    assert claim.interval == f"95 %: {low:+.1f} to {high:+.1f} steps".replace("-", "−")
+    assert claim.subject in {each.subject for each in judge(study)}
+
+
+def test_a_lead_that_false_alarms_would_have_is_not_earned(tmp_path):
+    """By simulation: the first of alarms with 25 per 1,000 steps, within 50 steps before the onset."""
+    draws = np.random.default_rng(0).exponential(1000 / 25, 400_000)
+    by_chance = float(np.where(draws < 50, 50 - draws, 0.0).mean())
+    frame = find_warnings(write_runs(tmp_path, [30, 10, None], false=5), NORM)
+    earned = _earned_leads(frame)
+    expected = frame.loc[frame["broke"], "lead"].fillna(0.0) - by_chance
+    assert earned.tolist() == pytest.approx(expected.tolist(), abs=0.1)
+    assert by_chance > 20
+
+
+def test_a_study_whose_runs_all_broke_has_no_claim_on_signals(tmp_path):
+    study = with_signals(write_runs(tmp_path, [30, 10, None]))
+    broken = study.runs[study.runs["status"] == "diverged"]
+    found = signals.claims(replace(study, runs=broken))
+    assert {each.verdict for each in found} == {"not judged"} and "every run broke" in found[0].text
+
+
+def test_a_study_without_logs_of_signals_has_no_claim_on_them(tmp_path):
+    assert signals.claims(write_runs(tmp_path, [30, 10, None])) == []

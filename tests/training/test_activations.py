@@ -246,6 +246,18 @@ def test_gates_far_from_0_are_saturated(lab, mechanism):
     assert found == pytest.approx(1 / gate.out_features)
 
 
+def test_a_mamba_step_is_saturated_where_its_decay_hardly_moves(lab):
+    """By hand: d e^(−Δ)/dx = e^(−Δ) (1 − e^(−Δ)) in size, of Δ = softplus(x): below 0.01 at both ends."""
+    replica = lab.replica(lab.spec(mechanism={"name": "mamba"}, objective={"name": "ar"}))
+    steps = replica.model.blocks[0].mixer.dt_proj
+    torch.nn.init.zeros_(steps.weight)
+    delta = torch.full((steps.out_features,), 0.0102)  # 0.98985 · 0.01015 = 0.010047
+    delta[:3] = torch.tensor([0.0100, 4.61, 4.58])  # 0.009851, 0.009853, 0.010149
+    steps.bias.data = delta.double().expm1().log().float()
+    found = replica.activations.measure(training_examples_of(replica))
+    assert found["blocks.0"]["saturated_share"] == pytest.approx(2 / steps.out_features)
+
+
 def test_a_router_that_sends_every_position_to_two_of_eight_experts_has_six_dead_ones(lab):
     replica = lab.replica(lab.spec(ffn="moe"))
     router, norm = replica.model.blocks[1].ffn.router, replica.model.blocks[1].ffn_norm
@@ -255,6 +267,7 @@ def test_a_router_that_sends_every_position_to_two_of_eight_experts_has_six_dead
     router.weight.data[:2] = 0.1  # logits of 1.6 wherever the input is 1, over 0
     found = replica.activations.measure(training_examples_of(replica))
     assert (found["blocks.1"]["expert_load_max"], found["blocks.1"]["dead_experts"]) == (4.0, 6)
+    assert isinstance(found["blocks.1"]["dead_experts"], int)
     p = [math.exp(logit) / (2 * math.exp(1.6) + 6) for logit in (1.6,) * 2 + (0.0,) * 6]
     assert found["blocks.1"]["router_entropy"] == pytest.approx(-sum(each * math.log(each) for each in p), rel=1e-5)
     assert found["blocks.0"]["dead_experts"] < 6 and found["blocks.0"]["expert_load_max"] < 4

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from stability.config.curvature import CurvatureSpec
 from stability.curvature import top_eigenvalue
+from stability.curvature.lanczos import Operator
+from stability.curvature.spectrum import compute_largest
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import read_jsonl
@@ -128,6 +131,23 @@ def test_the_warm_started_iteration_is_lanczos_to_a_hundredth(parts):
         assert row["adam_threshold"] == pytest.approx(38 / 3e-3)
         assert row["adam_ratio"] == pytest.approx(row["adam_sharpness"] * 3e-3 / 38)
     assert max(errors[3:]) < 1e-2, errors
+
+
+@pytest.mark.parametrize("growth", [0.3, 0.05, 0.01])
+def test_the_iteration_ends_at_the_first_product_that_hardly_raises_the_eigenvalue(growth):
+    """The Ritz values by numpy: of the matrix within the space of its powers, orthogonalised by QR."""
+    sizes = np.linspace(0.1, 4.0, 40) ** 2
+    start = np.random.default_rng(0).normal(size=40)
+    values = []
+    for number in range(1, 31):
+        basis = np.linalg.qr(np.stack([(sizes / 16) ** power * start for power in range(number)], 1))[0]
+        values.append(np.linalg.eigvalsh(basis.T @ (sizes[:, None] * basis))[-1])
+    expected = next(i for i in range(1, 30) if values[i] - values[i - 1] <= growth * values[i]) + 1
+    operator = Operator(lambda v: torch.tensor(sizes) * v, 40, torch.float64, torch.device("cpu"))
+    params = {"w": torch.zeros(40, dtype=torch.float64)}
+    found = compute_largest(operator, params, 1e-9, 30, 0, torch.tensor(start), growth)
+    assert found.products == expected > 2
+    assert found.value == pytest.approx(values[expected - 1], rel=1e-6)
 
 
 @pytest.mark.parametrize("beta1", [0.9, 0.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,28 +95,44 @@ def _watch(
 def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tensor | None) -> AttentionStatistics:
     """Compute one layer's statistics from its projection's output, (B, N, …), a few sequences at a time."""
     q_BHNK, k_BHNK, _ = layer.split(qkv_BND if qkv_BND.dtype == torch.float64 else qkv_BND.float())
-    largest, entropies, rows = -math.inf, *torch.zeros(2, layer.heads, dtype=torch.float64)
+    largest, entropies_H, rows_H = -math.inf, [0.0] * layer.heads, [0] * layer.heads
     visible = layer.visible(qkv_BND.shape[1], qkv_BND.device)
     # (heads, visible pairs): all heads together, or each by itself
-    kinds = (
-        [(slice(None), visible)] if visible.ndim == 2 else [(slice(h, h + 1), visible[h]) for h in range(layer.heads)]
-    )
-    valid_BN = q_BHNK.new_ones(qkv_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
+    kinds = [(range(layer.heads), visible)] if visible.ndim == 2 else [([h], each) for h, each in enumerate(visible)]
     parts = max(1, CELLS // (layer.heads * visible.shape[-1] ** 2))
-    for q_CHNK, k_CHNK, valid_CN in zip(q_BHNK.split(parts), k_BHNK.split(parts), valid_BN.split(parts), strict=True):
+    masks = itertools.repeat(None) if mask_BN is None else mask_BN.split(parts)
+    for q_CHNK, k_CHNK, valid_CN in zip(q_BHNK.split(parts), k_BHNK.split(parts), masks, strict=False):
         for heads, in_band_NN in kinds:
-            visible_CNN = in_band_NN & valid_CN[:, None]
-            logits_CHNN = layer.logits(q_CHNK[:, heads], k_CHNK[:, heads])
-            logits_CNHN = logits_CHNN.masked_fill(~visible_CNN[:, None], -math.inf).transpose(1, 2)
-            logits_RHN = logits_CNHN[valid_CN & visible_CNN.any(-1)]
-            if logits_RHN.numel():
-                largest = max(largest, float(logits_RHN.max()))
-                entropies[heads] += torch.special.entr(logits_RHN.softmax(-1)).sum(-1).double().sum(0).cpu()
-                rows[heads] += len(logits_RHN)
-    if not rows.any():
+            q_CGNK, k_CGNK = (part[:, heads[0] : heads[-1] + 1] for part in (q_CHNK, k_CHNK))
+            found = _describe_rows(layer.logits(q_CGNK, k_CGNK), in_band_NN, valid_CN)
+            largest = max(largest, found[0])
+            for head, total in zip(heads, found[1], strict=True):
+                entropies_H[head] += total
+                rows_H[head] += found[2]
+    by_head = [total / number for total, number in zip(entropies_H, rows_H, strict=True) if number]
+    if not by_head:
         return AttentionStatistics(math.nan, math.nan, math.nan)
-    by_head = (entropies / rows)[rows > 0]
-    return AttentionStatistics(largest, float(by_head.mean()), float(by_head.min()))
+    return AttentionStatistics(largest, math.fsum(by_head) / len(by_head), min(by_head))
+
+
+def _describe_rows(logits_CHNN: Tensor, visible_NN: Tensor, valid_CN: Tensor | None) -> tuple[float, list[float], int]:
+    """Return the largest visible logit, each head's sum of entropies, and the number of queries that see a key.
+
+    Args:
+        logits_CHNN: logits of all pairs.
+        visible_NN: True for a visible pair.
+        valid_CN: True for a valid position; padded ones neither see nor are seen. None: all are valid.
+    """
+    visible_CNN = visible_NN[None] if valid_CN is None else visible_NN & valid_CN[:, None] & valid_CN[:, :, None]
+    sees_CN = visible_CNN.any(-1)
+    counted = int(sees_CN.sum()) * len(logits_CHNN) // len(sees_CN)
+    if not counted:
+        return -math.inf, [0.0] * logits_CHNN.shape[1], 0
+    if not visible_CNN.all():  # a finite number, so that p log p is 0
+        logits_CHNN = logits_CHNN.masked_fill(~visible_CNN[:, None], torch.finfo(logits_CHNN.dtype).min / 2)
+    log_p_CHNN = logits_CHNN.log_softmax(-1)
+    entropy_CHN = -(log_p_CHNN.exp() * log_p_CHNN).sum(-1).masked_fill(~sees_CN[:, None], 0.0)
+    return float(logits_CHNN.max()), entropy_CHN.double().sum((0, 2)).tolist(), counted
 
 
 def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:

@@ -114,4 +114,6 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
 def norms_of_groups(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
     """Return the joint Euclidean norm of each group of tensors of one dtype, given by their indices, (G,)."""
     each = torch.stack(torch._foreach_norm(list(tensors)))
+    if all(len(group) == 1 for group in groups):
+        return each[[index for (index,) in groups]]
     return torch.stack([torch.linalg.vector_norm(each[list(group)]) for group in groups])
