@@ -82,13 +82,13 @@ def test_nlls_are_those_of_a_slow_loop_over_pieces(trained, name):
 
 def test_pieces_of_a_noisy_text_keep_its_noise(trained):
     """Score entropy: every piece has the σ and the weights of its text, so the trained length alone sums to the same."""
-    spec, model, corpus, examples = load(trained, "sedd")
-    two = examples.cut(LONGEST // 2)
-    assert two.sigma_B.tolist() == [examples.sigma_B.item()] * 2
-    assert torch.equal(two.inputs_BN.flatten(), examples.inputs_BN.flatten()) and two.targets_BN.shape == (
-        2,
-        LONGEST // 2,
-    )
+    spec, model, corpus, _ = load(trained, "sedd")
+    objective = build_objective(spec, corpus.format)
+    examples = objective.examples(corpus.windows("val", 2, LONGEST), generator_for(0, "probe"))
+    halves, (one, other) = examples.cut(LONGEST // 2), examples.sigma_B.tolist()
+    assert halves.sigma_B.tolist() == [one, one, other, other] and one != other
+    assert torch.equal(halves.inputs_BN.flatten(), examples.inputs_BN.flatten())
+    assert halves.targets_BN.shape == (4, LONGEST // 2)
     assert all(math.isfinite(row["long_nll"]) for row in measure_lengths(spec, model, corpus, PROBE))
 
 
