@@ -59,7 +59,7 @@ def _judge(found: Compared, kind: str) -> Claim:
 
 def _word_rates(mean: float) -> tuple[str, str, int]:
     """Return finding, unit and the sign that supports the claim."""
-    return f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate", "decades a decade", 1
+    return f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate", "decades a decade", -1
 
 
 def _word_decay(mean: float) -> tuple[str, str, int]:
