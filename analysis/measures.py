@@ -22,6 +22,10 @@ three_digits: Form = "{:.3f}".format
 four_digits: Form = "{:.4f}".format
 
 
+def signed_nats(nats: float) -> str:
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
+
+
 def percent(value: float) -> str:
     return "--" if np.isnan(value) else f"{100 * value:.4g} %"
 

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     elif spec.interactive:
         _converse(answerer)
     elif spec.input == STDIN:
-        _answer_lines(answerer, _read_json_lines(sys.stdin, "standard input", answerer.key), sys.stdout)
+        _answer_lines(answerer, _read_texts(sys.stdin, "the standard input", answerer.key, True), sys.stdout)
     else:
         _answer_file(answerer, Path(str(spec.input)), spec)
     return 0
@@ -109,7 +109,7 @@ def _answer_file(answerer: Answerer, file: Path, spec: InferSpec) -> None:
     from stability.runs.directory import write_atomically
 
     with open(file, encoding="utf-8") as stream:
-        texts = _read_texts(stream, file, answerer.key)
+        texts = _read_texts(stream, str(file), answerer.key, file.suffix in (".jsonl", ".ndjson"))
         if spec.output is None:
             _answer_lines(answerer, texts, sys.stdout)
             return
@@ -132,34 +132,39 @@ def _answer_row(answerer: Answerer, text: str, index: int, place: str) -> str:
         raise ValueError(f"{place}: {error}") from None
 
 
-def _read_texts(stream: TextIO, file: Path, key: str) -> Iterator[tuple[str, int, str]]:
-    """Yield each text with its number and place."""
-    if file.suffix in (".jsonl", ".ndjson"):
-        yield from _read_json_lines(stream, str(file), key)
-        return
+def _read_texts(stream: TextIO, name: str, key: str, is_json: bool) -> Iterator[tuple[str, int, str]]:
+    """Yield each text with its number and place; blank lines of JSON are skipped.
+
+    Args:
+        stream: the lines.
+        name: the stream's name in messages.
+        key: of the text in a JSON line.
+        is_json: whether lines are JSON; otherwise a line is a text.
+
+    Raises:
+        ValueError: a line is malformed, or there is no text.
+    """
+    is_empty = True
     try:
         for index, line in enumerate(stream):
-            yield line.rstrip("\n"), index, f"{file}, line {index + 1}"
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 at byte {error.start:,}; convert it") from None
-
-
-def _read_json_lines(stream: TextIO, name: str, key: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the text of each JSON line with its number and place; blank lines are skipped."""
-    try:
-        for index, line in enumerate(stream):
-            if not line.strip():
+            if is_json and not line.strip():
                 continue
-            place = f"{name}, line {index + 1}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{place} is no JSON ({line_of(error)})") from None
-            if not isinstance(row, dict) or not isinstance(row.get(key), str):
-                raise ValueError(f'{place} must be an object with a text under "{key}", e.g. {{"{key}": "…"}}')
-            yield row[key], index, place
+            place, is_empty = f"{name}, line {index + 1}", False
+            yield _parse_line(line, place, key) if is_json else line.rstrip("\n"), index, place
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 at byte {error.start:,}; convert it") from None
+    if is_empty:
+        raise ValueError(f"{name} is empty; give a text in each line")
+
+
+def _parse_line(line: str, place: str, key: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is no JSON ({line_of(error)})") from None
+    if not isinstance(row, dict) or not isinstance(row.get(key), str):
+        raise ValueError(f'{place} must be an object with a text under "{key}", e.g. {{"{key}": "…"}}')
+    return row[key]
 
 
 def _benchmark(spec: InferSpec) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HELP = """
-python -m stability.probe what=spectra|qk|streams|mirror|quantization ckpt=FOLDER [key=value …]
+python -m stability.probe what=spectra|qk|streams|mirror|lengths|quantization ckpt=FOLDER [key=value …]
 python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
 python -m stability.probe what=pdmm [ckpt=FOLDER]
@@ -51,6 +51,9 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
                       output, and the share of the products that is skipped
   what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under
                       mirrored masks and noise: a mechanism that is blind to order has the same on both
+  what=lengths        NLL of held-out text of 2 and 4 times the trained length (lengths=[2,4]) less that of the same
+                      text in pieces of that length; position=learned has none. The report judges whether a longer
+                      text is predicted better
   what=quantization   validation NLL with the linear maps of mixers and feed-forward networks rounded to bits=[8,6,4,3,2],
                       one scale a row and a group of 64 inputs (groups=[0,64]), the relative error of each layer's
                       output, RMS and kurtosis of the weights; phase=before_decay adds the checkpoint before schedule=wsd
@@ -118,6 +121,8 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     """Return the number of progress bar steps in one phase of this measurement."""
     if spec.what == "mirror":
         return 1
+    if spec.what == "lengths":
+        return len(spec.lengths)
     if spec.what == "quantization":
         return len(spec.bits) * len(spec.groups)
     if spec.what == "streams":
@@ -131,7 +136,7 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
 
 def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     """Collect the study's runs into parquet and print the tables."""
-    from analysis.sections import discrepancy, mirror, quantization, training_free
+    from analysis.sections import discrepancy, lengths, mirror, quantization, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.runs.results import write_graphs
@@ -144,18 +149,19 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
         "streams": stream_tables.study_tables,
         "training_free": training_free.study_tables,
         "mirror": mirror.study_tables,
+        "lengths": lengths.study_tables,
         "quantization": quantization.study_tables,
     }.get(spec.what)
     tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
     print_tables(study, tables, f"no run of {study.path.name} has numbers for what={spec.what}")
-    if spec.what == "quantization":
-        print_notes(quantization.sentences(loaded))
+    if spec.what in (judged := {"lengths": lengths, "quantization": quantization}):
+        print_notes(judged[spec.what].sentences(loaded))
     return 0
 
 
 def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase, if it has any."""
-    from analysis.sections import discrepancy, mirror, quantization, training_free
+    from analysis.sections import discrepancy, lengths, mirror, quantization, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.probes.layers.consensus import ropes_of
@@ -170,6 +176,8 @@ def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
         tables = stream_tables.run_tables(rows, run.residual.name, words)
     elif spec.what == "mirror":
         tables = mirror.run_tables(rows, mechanism.name, words)
+    elif spec.what == "lengths":
+        tables = lengths.run_tables(rows, mechanism.name, words)
     elif spec.what == "quantization":
         tables = quantization.run_tables(rows, read_probe(directory, quantization.LAYERS), mechanism.name, words)
     elif spec.what == "training_free":

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.numbers.comparison import MOST_RUNS, Comparison
-from analysis.numbers.significance import LEVEL, holm
-from analysis.numbers.spread import MOST_SEEDS, seeds_needed
+from analysis.numbers.significance import LEVEL, holm, p_of_bounds
+from analysis.numbers.spread import MOST_SEEDS, mean_interval, seeds_needed
 from analysis.words import power
 
 Verdict = Literal["holds", "contradicted", "undecided", "unresolved", "no claim", "not judged"]
@@ -115,6 +115,28 @@ def verdict_of(result: Comparison, holds_if: int = 1) -> Verdict:
     if result.direction == 0:
         return "undecided" if result.is_resolved else "unresolved"
     return "holds" if result.direction == holds_if else "contradicted"
+
+
+def judge_mean(claim: Claim, values: Sequence[float], holds_if: int, unit: str, digits: int = 2) -> Claim:
+    """Return a claim with the verdict on a mean over seeds, its interval and its text.
+
+    Three or more seeds: Student's t. Two: both must agree. One: no claim.
+
+    Args:
+        claim: the claim without these.
+        values: one number per seed.
+        holds_if: sign of the mean that supports the statement.
+        unit: unit of the interval.
+        digits: decimals of the interval.
+    """
+    number, verdict = len(values), "no claim"
+    ends = (min(values), max(values)) if number == 2 else mean_interval(values)
+    if number > 1:
+        sign = 1 if ends[0] > 0 else -1 if ends[1] < 0 else 0
+        verdict = "undecided" if not sign else "holds" if sign == holds_if else "contradicted"
+    text = interval_text(ends, number, unit, digits)
+    judged = replace(claim, verdict=verdict, n=number, interval=text, differences=tuple(values))
+    return word_claim(replace(judged, p=p_of_bounds(values, values)))
 
 
 def correct(claims: Sequence[Claim], primary: tuple[str, ...] = ()) -> list[Claim]:

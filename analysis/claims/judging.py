@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from analysis.claims import mixers, quantization, recall, rivals, signals
+from analysis.claims import lengths, mixers, quantization, recall, rivals, signals
 from analysis.claims.claim import (
     ATTENTIONX,
     CONSENSUS,
@@ -65,7 +65,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
     papers += low_pass_claims(study)
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
-    papers += [*recall.claims(study), *quantization.claims(study), *signals.claims(study)]
+    papers += [*recall.claims(study), *quantization.claims(study), *lengths.claims(study), *signals.claims(study)]
     compared = reference_claims(study)
     primary = primary_test(study, compared)
     claims = correct([*compared, *papers], primary)

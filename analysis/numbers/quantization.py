@@ -81,8 +81,7 @@ def compare_rates(study: Study, series: str, bits: int) -> Compared:
     table = _tabulate(study, series, bits, TERMINAL)
     if (reason := _explain(table, FEWEST_RATES)) or (table <= 0).any(axis=None):
         return Compared(series, bits, why_not=reason or "rounding lowers the NLL of some runs")
-    best = windows(study)[series].median
-    near = [] if best is None else _near_rates(study, series, best.threshold_nll, table)
+    near = _near_rates(study, series, table)
     return Compared(
         series,
         bits,
@@ -109,8 +108,7 @@ def compare_decay(study: Study, series: str, bits: int) -> Compared:
     if reason or (after <= 0).any(axis=None) or (before <= 0).any(axis=None):
         return Compared(series, bits, why_not=reason or "rounding lowers the NLL of some runs")
     ratios = np.log10(after / before)
-    best = windows(study)[series].median
-    near = [] if best is None else _near_rates(study, series, best.threshold_nll, after)
+    near = _near_rates(study, series, after)
     return Compared(
         series,
         bits,
@@ -148,7 +146,8 @@ def _slope(values) -> float:
     return float(np.polyfit(x, y, 1)[0]) if len(x) > 1 else math.nan
 
 
-def _near_rates(study: Study, series: str, limit: float, table: Frame) -> list[float]:
+def _near_rates(study: Study, series: str, table: Frame) -> list[float]:
     """Return a table's rates whose median NLL is within the tolerance of the best."""
-    medians = study.of(series).groupby("lr")["val_nll"].median()
+    best, medians = windows(study)[series].median, study.of(series).groupby("lr")["val_nll"].median()
+    limit = -math.inf if best is None else best.threshold_nll
     return [lr for lr in table.index if medians.get(lr, math.inf) <= limit]

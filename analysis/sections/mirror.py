@@ -8,7 +8,7 @@ from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Table
-from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, signed_nats, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
 from analysis.numbers.step_shares import phases_of
 from analysis.numbers.windows import windows
@@ -37,14 +37,10 @@ CAPTION = (
 )
 
 
-def _signed(nats: float) -> str:
-    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
-
-
 MEASURES = (
     Measure("NLL", lambda rows: rows["nll"], three_digits, REAL),
     Measure("read backwards", lambda rows: rows["mirrored_nll"], three_digits, REAL),
-    Measure("difference", lambda rows: rows["difference"], _signed, REAL, ends=_signed),
+    Measure("difference", lambda rows: rows["difference"], signed_nats, REAL, ends=signed_nats),
 )
 
 

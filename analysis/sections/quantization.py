@@ -23,6 +23,7 @@ from analysis.measures import (
     grid_table,
     phase_tables,
     rows_of_run,
+    signed_nats,
     three_digits,
 )
 from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
@@ -45,10 +46,6 @@ CAPTION = (
     "whose NLL rounding lowers. {lost}"
 )
 BEFORE_LINE = "Dotted: median at the last checkpoint before the rate decays. "
-
-
-def _signed(nats: float) -> str:
-    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
 
 
 def applies(study: Study) -> bool:
@@ -95,9 +92,9 @@ def _gap_table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         Measure(
             f"{each:.0f} bits",
             lambda part, each=each: part.loc[part["bits"] == each, "difference"],
-            _signed,
+            signed_nats,
             REAL,
-            ends=_signed,
+            ends=signed_nats,
         )
         for each in bits
     ]

@@ -274,11 +274,20 @@ class ProbeSpec(Settings):
     """The settings of `stability.probe`: measurements of trained layers, their graphs and PDMM networks."""
 
     what: Literal[
-        "spectra", "qk", "pdmm", "streams", "training_free", "mirror", "quantization", "connectivity", "coordinates"
+        "spectra",
+        "qk",
+        "pdmm",
+        "streams",
+        "training_free",
+        "mirror",
+        "lengths",
+        "quantization",
+        "connectivity",
+        "coordinates",
     ] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, sa replaced without training, the NLL of a text read backwards, the NLL with rounded "
-        "weights, the plain graphs' λ_1, or a parametrization's coordinate check"
+        "residual streams, sa replaced without training, the NLL of a text read backwards, of texts longer than "
+        "in training and with rounded weights, the plain graphs' λ_1, or a parametrization's coordinate check"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
@@ -294,6 +303,9 @@ class ProbeSpec(Settings):
         ge=1,
         description="held-out sequences that the layers are measured on (spectra, pdmm, streams, training_free, "
         "quantization)",
+    )
+    lengths: tuple[Annotated[int, Field(ge=2, le=64)], ...] = Field(
+        default=(2, 4), min_length=1, description="lengths of a text, in multiples of the trained one (lengths)"
     )
     bits: tuple[Annotated[int, Field(ge=2, le=8)], ...] = Field(
         default=(8, 6, 4, 3, 2), min_length=1, description="bits of a rounded weight, 2 to 8 (quantization)"

@@ -100,7 +100,7 @@ def make_examples(deployed: Deployed, batch: int) -> Examples:
         return objective.examples(ImageBatch(pixels.to(torch.uint8), torch.zeros(batch, dtype=torch.int64)), draws)
     if objective.corpus_kind == "proteins":
         return objective.examples(batch_of([make_chain(positions - 2)] * batch), draws)
-    raise ValueError(f"error: benchmark=true makes no examples for objective={deployed.spec.objective.name}")
+    raise ValueError(f"benchmark=true makes no examples for objective={deployed.spec.objective.name}")
 
 
 def describe_row(folder: str, manifest: dict[str, Any], found: dict[str, float]) -> str:

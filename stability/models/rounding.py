@@ -61,11 +61,11 @@ def find_matrices(model: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and _is_within_branch(name) and not getattr(module, "is_table", False)
+        if isinstance(module, nn.Linear) and is_within_branch(name) and not getattr(module, "is_table", False)
     }
 
 
-def _is_within_branch(name: str) -> bool:
-    """Return whether a module belongs to a branch, e.g. ``blocks.0.mixer.qkv``."""
+def is_within_branch(name: str) -> bool:
+    """Return whether a module or parameter belongs to a branch, e.g. ``blocks.0.mixer.qkv``."""
     parts = name.split(".")
     return parts[0] == "blocks" and len(parts) > 2 and parts[2] in BRANCHES

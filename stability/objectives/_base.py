@@ -104,6 +104,13 @@ class Examples(NamedTuple):
             for start in range(0, max(len(self.targets_BN), 1), rows)
         ]
 
+    def cut(self, positions: int) -> Examples:
+        """Cut each sequence into consecutive ones of ``positions``, a divisor of its length; there is no context."""
+        assert self.context_BJ is None
+        num = self.targets_BN.shape[1] // positions
+        pieces = self._replace(sigma_B=None).map_tensors(lambda x_BN: x_BN.reshape(-1, positions, *x_BN.shape[2:]))
+        return pieces._replace(sigma_B=None if self.sigma_B is None else self.sigma_B.repeat_interleave(num))
+
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the batch with ``change`` of each of its tensors."""
         parts: Any = (None if part is None else tree_map(change, part) for part in self)

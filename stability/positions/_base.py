@@ -15,11 +15,13 @@ class AbstractPosition:
 
     Attributes:
         adds: whether it adds its own vectors to the embedding.
+        is_bounded: whether no sequence may be longer than those of training.
     """
 
     family: ClassVar[str] = "positions"
     Config: ClassVar[type[Settings]]
     adds: ClassVar[bool] = False
+    is_bounded: ClassVar[bool] = False
 
     @classmethod
     def rope(cls, config: Any) -> Rope | None:

@@ -55,7 +55,7 @@ class LearnedPosition(AbstractPosition):
             description="standard deviation that the table starts with, whatever model.embedding_std is",
         )
 
-    adds = True
+    adds = is_bounded = True
 
     @classmethod
     def placed(cls, config: Config, embedding: nn.Module, width: int, num_positions: int) -> nn.Module:

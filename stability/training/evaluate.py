@@ -64,6 +64,17 @@ class Validation:
         other._chunks = [self._objective.mirrored(examples) for examples in self._chunks]
         return other
 
+    def cut(self, positions: int, rows: int) -> Validation:
+        """Return the validation on the same examples, cut into shorter ones with the same masks and weights.
+
+        Args:
+            positions: length of the pieces, a divisor of the examples' own.
+            rows: most pieces in one forward pass.
+        """
+        other = copy.copy(self)
+        other._chunks = [part for examples in self._chunks for part in examples.cut(positions).split(rows)]
+        return other
+
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
         """Return ``val_nll`` in nats per counted position, and the objective's other scores by name.

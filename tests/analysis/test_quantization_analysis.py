@@ -22,10 +22,12 @@ LRS = (3e-4, 1e-3, 3e-3, 1e-2)
 NOISE = {0: 0.02, 1: -0.03, 2: 0.01}  # decades, by seed
 
 
-def study_with(folder, slope=-0.5, ratio=0.3, *, seeds=3, sign=1.0, phases=("terminal", "before_decay"), nll=None):
+def study_with(
+    folder, slope=-0.5, ratio=0.3, *, seeds=3, sign=1.0, phases=("terminal", "before_decay"), nll=None, alpha=None
+):
     """ΔNLL = 0.1·4^(2 − bits)·(lr / 1e-3)^(slope + noise) at the end, and 10^(−ratio − noise) of that before the decay."""
     folder = write_study(
-        folder, mechanisms=("sa", "sw"), lrs=LRS, seeds=seeds, nll=nll or (lambda m, lr, seed: 2.8 + lr)
+        folder, mechanisms=("sa", "sw"), lrs=LRS, seeds=seeds, nll=nll or (lambda m, lr, seed: 2.8 + lr), alpha=alpha
     )
     runs = pd.read_parquet(folder / "results" / "runs.parquet")
     rows, layers = [], []
@@ -121,6 +123,18 @@ def test_tables_have_each_rate_and_number_of_bits(tmp_path):
     assert first.rows[1][5].text == "+0.1000" and "before the decay" in before.title
     assert layers.header[2:4] == ("RMS", "kurtosis") and layers.rows[0][5].text == "1.2e-1"
     assert len(sentences(study)) == 8
+
+
+def test_the_layers_table_has_alpha_max_of_the_terminal_checkpoint(tmp_path):
+    """Of each run the median of its recorded steps, 2·LR; of seeds the median. The earliest checkpoint has another."""
+    folder = study_with(tmp_path, alpha=lambda mechanism, lr, seed, state: [9 * lr, lr, 2 * lr])
+    curvature = pd.read_parquet(folder / "results" / "curvature.parquet")
+    earliest = curvature.assign(phase="earliest", alpha_max=1e3 * curvature["alpha_max"])
+    write_table(folder / "results" / "curvature.parquet", "curvature", pd.concat([curvature, earliest]))
+    layers = study_tables(load(folder))[1]
+    assert layers.header[-1] == "α_max" and "median over recorded steps" in layers.caption
+    assert [row[-1].text for row in layers.rows[:4]] == ["6.0e-4", "2.0e-3", "6.0e-3", "2.0e-2"]
+    assert "α_max" not in study_tables(load(study_with(tmp_path / "without")))[1].header
 
 
 def test_the_report_shows_verdicts_figure_and_table(tmp_path, drawn):

@@ -24,6 +24,7 @@ from stability.probes.generation.samplers import keep_likeliest
 from stability.training import checkpoint
 from tests.conftest import Lab
 from tests.data.sources import ranks
+from tests.objectives.test_recall import recall_spec
 from tests.probes.proteins import ProteinLab
 
 CPU = torch.device("cpu")
@@ -221,6 +222,18 @@ def test_a_bad_line_is_named_and_no_output_is_written(runs, placed, tmp_path, en
     assert done.returncode == 2 and told in done.stderr and not (tmp_path / "out.jsonl").exists()
 
 
+def test_an_empty_input_is_refused_and_no_output_is_written(runs, placed, tmp_path, entered, monkeypatch):
+    for name, text in (("in.jsonl", "\n\n"), ("in.txt", "")):
+        (tmp_path / name).write_text(text)
+        words = (f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}")
+        done = entered("stability.infer", f"dir={placed(runs['mlm'])}", *words)
+        assert done.returncode == 2 and done.stderr == f"error: {tmp_path / name} is empty; give a text in each line\n"
+        assert not (tmp_path / "out.jsonl").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    done = entered("stability.infer", f"dir={placed(runs['mlm'])}", "input=-")
+    assert done.returncode == 2 and "the standard input is empty" in done.stderr and not done.stdout
+
+
 def test_a_conversation_goes_on_after_a_mistake(runs, placed, entered, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("no mask\na[MASK]c\n"))
     done = entered("stability.infer", f"dir={placed(runs['mlm'])}", "interactive=true")
@@ -237,6 +250,13 @@ def test_benchmark_measures_each_folder_at_both_batch_sizes(runs, placed, entere
     assert [line.count("batch 32:") for line in lines] == [0, 1, 0, 1] and all(
         "tokens/s, peak" in line for line in lines
     )
+
+
+def test_a_benchmark_without_examples_of_the_objective_is_refused_in_a_line(lab, placed, entered):
+    folder = placed(lab.train(recall_spec(lab, steps=4)))
+    done = entered("stability.infer", f"dir={folder}", "benchmark=true", "repeats=1", "device=cpu")
+    assert done.returncode == 2
+    assert done.stderr == "error: benchmark=true makes no examples for objective=recall\n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from stability.build import build_objective
 from stability.models.rounding import find_matrices
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
+from stability.probes.layers.measuring import read_held_out
 from stability.runs.phases import phases
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -83,6 +84,24 @@ def test_the_layers_rows_are_relative_errors_and_moments(trained):
         assert own["rms"].iloc[0] == pytest.approx(np.sqrt((weights**2).mean()))
         assert own["kurtosis"].iloc[0] == pytest.approx((weights**4).mean() / (weights**2).mean() ** 2)
         assert 0 < own.loc[8, "error"] < own.loc[3, "error"] < own.loc[2, "error"]
+
+
+def test_a_layer_s_error_is_that_of_its_rounded_copy_on_the_trained_model_s_inputs(trained):
+    lab, runs, _ = trained
+    assert main([*QUICK, f"ckpt={runs[0].path}"]) == 0
+    found = pd.read_parquet(runs[0].probe_file("terminal", "quantization_layers"))
+    spec, model = checkpoint.load(runs[0].checkpoints()[-1])
+    inputs = {}
+    for layer, block in enumerate(model.blocks):
+        block.ffn.register_forward_pre_hook(lambda module, args, layer=layer: inputs.update({layer: args[0]}))
+    with torch.no_grad():
+        read_held_out(spec, lab.cache, 2).logits(model)
+        for row in found[found["branch"] == "ffn"].itertuples():
+            layers = (
+                each.blocks[row.layer].ffn for each in (model, rounded_copy(model, int(row.bits), int(row.group)))
+            )
+            y, rounded = (each(inputs[row.layer]).double().numpy() for each in layers)
+            assert row.error == pytest.approx(np.linalg.norm(rounded - y) / np.linalg.norm(y), rel=1e-4)
 
 
 def test_the_model_is_the_same_afterwards(trained):

@@ -1,7 +1,7 @@
 """Measure layers at a run's checkpoints for `stability.probe`.
 
 Written to ``probes/<phase>_<table>.parquet``: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
-discrepancy, and text read backwards.
+discrepancy, and text read backwards or in longer pieces.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.attention import discrepancies, qk_singular_values
 from stability.probes.layers.consensus import consensus_spectra
+from stability.probes.layers.lengths import measure_lengths
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
@@ -47,6 +48,7 @@ TABLES = {
     "streams": ("streams",),
     "training_free": ("training_free", "training_free_layers"),
     "mirror": ("mirror",),
+    "lengths": ("lengths",),
     "quantization": ("quantization", "quantization_layers"),
 }
 Rows = dict[str, list[dict[str, Any]]]
@@ -59,6 +61,7 @@ def protocol_of(probe: ProbeSpec) -> str:
         "pdmm": ("sequences",),
         "streams": ("sequences", "outlier_log_range"),
         "training_free": ("sequences", "mechanism", "budgets", "calibration"),
+        "lengths": ("lengths",),
         "quantization": ("sequences", "bits", "groups"),
     }.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
@@ -114,6 +117,10 @@ def measure_checkpoint(
         elif probe.what == "mirror":
             rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
             yield
+        elif probe.what == "lengths":
+            for row in measure_lengths(spec, model, corpus_of(spec, cache_dir), probe):
+                rows["lengths"].append({**labels, **row})
+                yield
         elif probe.what == "quantization":
             examples = read_held_out(spec, cache_dir, probe.sequences)
             for of_model, of_layers in measure_bits(spec, model, corpus_of(spec, cache_dir), examples, probe):

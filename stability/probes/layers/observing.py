@@ -40,6 +40,7 @@ LACKING = {
     "streams": "a single residual stream",
     "training_free": "sparge and fasa stand in for sa alone",
     "mirror": "its examples have no mirror image",
+    "lengths": "its examples have one length",
     "quantization": "its linear maps are ternary already",
 }
 
@@ -65,6 +66,10 @@ def list_observable(spec: RunSpec, what: str) -> Observable:
     if what == "mirror":
         objective = spec.objective.name
         return Observable(objective, Registry("objectives").load(objective).without_mirror is None, ())
+    if what == "lengths":
+        objective = Registry("objectives").load(spec.objective.name)
+        is_text = objective.corpus_kind == "tokens" and not objective.num_context(spec.objective.settings)
+        return Observable(f"objective={spec.objective.name}", is_text, ())
     layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
     is_there = any(isinstance(layer, OBSERVED[what]) and not _is_normed(layer, what) for layer in layers)
@@ -139,6 +144,8 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     if what == "mirror" and not any(each.is_there for each in found):
         why = Registry("objectives").load(found[0].part).without_mirror
         raise ValueError(f"what=mirror reads a text backwards; objective={found[0].part} has no mirror image: {why}")
+    if what == "lengths" and not any(each.is_there for each in found):
+        raise ValueError(f"what=lengths reads longer texts, and these runs have none of free length: {without}")
     if what == "quantization" and not any(each.is_there for each in found):
         raise ValueError(f"what=quantization rounds dense linear maps, and these runs have others: {without}")
     named = f"not observed: {unknown}; " if unknown else ""

@@ -19,7 +19,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.models.auxiliary import WithLoss
 from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
-from stability.models.rounding import find_matrices, round_matrix
+from stability.models.rounding import find_matrices, is_within_branch, round_matrix
 from stability.objectives import Examples
 from stability.training.evaluate import Validation
 from stability.training.machine import prepare_torch
@@ -70,7 +70,8 @@ def measure_bits(
         branches = record_branches(model, examples.to(device))
     matrices = find_matrices(model)
     known = {"sequences": validation.num_sequences, "nll": validation.measure(model)["val_nll"]}
-    known |= {"share": sum(each.weight.numel() for each in matrices.values()) / _count_branch_weights(model)}
+    of_branches = sum(each.numel() for name, each in model.named_parameters() if is_within_branch(name))
+    known |= {"share": sum(each.weight.numel() for each in matrices.values()) / of_branches}
     moments = {
         place: _moments([each for each in seen.module.modules() if each in matrices.values()])
         for place, seen in branches.items()
@@ -143,16 +144,3 @@ def _moments(maps: Collection[nn.Module]) -> dict[str, float]:
     weights = torch.cat([cast(Tensor, each.weight).flatten() for each in maps]).double()
     square = weights.square().mean()
     return {"rms": float(square.sqrt()), "kurtosis": float(weights.pow(4).mean() / square.square())}
-
-
-def _count_branch_weights(model: Backbone) -> int:
-    """Return the number of parameters of all mixers and feed-forward networks."""
-    held = {
-        id(parameter): parameter.numel()
-        for block in model.blocks
-        for branch in ("mixer", "cross", "ffn")
-        for name, child in block.named_children()
-        if name == branch and child is not None
-        for parameter in child.parameters()
-    }
-    return sum(held.values())

@@ -1,0 +1,124 @@
+"""Show the NLL of texts longer than in training beside that of the same texts in pieces (`what=lengths`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.claims import judging
+from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.style import WIDTH_INCHES, looks
+from analysis.drawing.typeset import Cell, Table
+from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, signed_nats, three_digits
+from analysis.numbers.lengths import NAME, list_multiples, read_best
+from analysis.numbers.spread import INTERVAL_RULE, REAL
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+from stability.runs.words import Words
+
+TITLE = "Texts longer than in training"
+CAPTION = (
+    "NLL of the same held-out texts, read in pieces of the trained length (1) and of multiples of it, each series at "
+    "its best learning rate. Points: seeds; line: their median. A falling line gains from the longer context; a rising "
+    "one does not read positions beyond those of training. A line with one point has no such positions."
+)
+
+
+class _Change(Measure):
+    """A column of ΔNLL, or of the reason for none."""
+
+    def cell(self, rows: Frame) -> Cell:
+        limit = rows["limit"].dropna()
+        return Cell(f"cannot: {limit.iloc[0]:.0f} positions") if len(limit) else super().cell(rows)
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and NAME in study.probes
+
+
+def study_tables(study: Study) -> list[Table]:
+    """Return the NLL in pieces and the change with each length, for each phase; [] if no run was probed."""
+    return _tables(study.probed(NAME), wording.words(study)) if NAME in study.probes else []
+
+
+def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
+    """Return the tables of `study_tables` for one run's rows.
+
+    Args:
+        rows: the run's rows.
+        mechanism: its name in the tables.
+        words: its objective's words.
+    """
+    return _tables(rows_of_run(rows, mechanism), words, " One run.")
+
+
+def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
+    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
+
+
+def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+    """Return one row per series and rate: the NLL in pieces, and its change with each length."""
+    multiples = sorted(set(rows["multiple"]))
+    nll = Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits, REAL)
+    changes = [
+        _Change(
+            f"{each:.0f} times",
+            lambda part, each=each: part.loc[part["multiple"] == each, "difference"],
+            signed_nats,
+            REAL,
+            ends=signed_nats,
+        )
+        for each in multiples
+    ]
+    num = " or ".join(f"{each:,.0f}" for each in sorted(set(rows["sequences"])))
+    caption = (
+        f"{words.unit.capitalize()} on {num} held-out texts in pieces of the trained length, and its change if "
+        f"they are read in pieces of so many times that length. {INTERVAL_RULE}.{origin}"
+    )
+    groups = (("", 3), ("ΔNLL (nats)", len(changes)))
+    return grid_table(f"ΔNLL of longer texts, {phase}", caption, rows, (SERIES, RATE), [nll, *changes], groups)
+
+
+def figures(study: Study) -> Figures:
+    """Draw ``lengths``: the NLL against the length, at each series' best rate; {} without a finished run."""
+    rows = read_best(study) if applies(study) else ()
+    return {NAME: Captioned(_draw(study, rows), CAPTION)} if len(rows) else {}
+
+
+def _draw(study: Study, rows: Frame) -> Figure:
+    styles = {name: look for name, look in looks(study).items() if name in set(rows["series"])}
+    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
+    ax, multiples = figure.subplots(), [1, *list_multiples(study)]
+    for name, look in styles.items():
+        own = rows[rows["series"] == name]
+        short = own.drop_duplicates("run_id").assign(multiple=1, long_nll=lambda each: each["nll"])
+        both = pd.concat([short, own])
+        median = both.groupby("multiple")["long_nll"].median()
+        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
+        dots(ax, both["multiple"], both["long_nll"], look.marker, look.color)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(multiples, [str(each) for each in multiples])
+    ax.set_xlabel("length of a piece / trained length")
+    ax.set_ylabel("NLL (nats)")
+    mechanism_legend(figure, styles)
+    return figure
+
+
+def sentences(study: Study) -> list[str]:
+    """Return the verdict on each series and length."""
+    return [each.text for each in judging.judge(study) if each.subject.startswith(f"{NAME} ")]
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study))
+
+
+def tables(study: Study) -> Sequence[Table | str]:
+    return [*study_tables(study), *sentences(study)]
+
+
+SECTION = Section(body, applies, figures, make_printer(tables), body)
