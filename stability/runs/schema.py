@@ -134,8 +134,8 @@ PROBE_COLUMNS = {
     ],
     # One row per checkpoint, over all held-out sequences of its run.
     "mirror": ["run_id", "phase", "lr", "sequences", "nll", "mirrored_nll", "difference"],
-    # One row per length, `multiple` of the trained one; `limit`: the most positions that the model reads, missing without
-    # one; `nll`: in pieces of the trained length, `long_nll`: of the whole, missing beyond the limit.
+    # One row per length, `multiple` of the trained one; `limit`: the most positions that the model reads, missing
+    # without one; `nll`: in pieces of the trained length, `long_nll`: of the whole, missing beyond the limit.
     "lengths": ["run_id", "phase", "lr", "multiple", "limit", "sequences", "nll", "long_nll", "difference"],
     # One row per number of bits and group (0: a row has one scale); `share`: that the rounded weights are of the
     # parameters of mixers and feed-forward networks.
