@@ -172,7 +172,7 @@ def _figure(
         "xaxis": of_x | {"title": {"text": x, "standoff": 10}} | ({"dtick": 1} if x_log else {}),
         "yaxis": of_y | {"title": {"text": y, "standoff": 26 if y_log else 14}},
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "hovermode": "closest",
         "font": {"family": "system-ui, sans-serif", "size": 13},
         "plot_bgcolor": "#fff",
