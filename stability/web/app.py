@@ -146,7 +146,7 @@ class Pages:
         except ValueError as error:
             return Form(command, {}), str(error)
         form = form.at(self.pool.path, self.reports)
-        return form, self._find_problem(form)
+        return form, self._find_problem(form) if fields else ""  # an empty form has none
 
     def _find_problem(self, form: Form) -> str:
         """Return the command line's own message on the first mistake that is seen without torch, or ""."""
