@@ -112,7 +112,8 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the first figure, and each series' numbers at its own best rate."""
-    rows, best = study.probed(NAME), {name: each.median.best_lr for name, each in windows(study).items()}
+    rows = study.probed(NAME)
+    best = {name: each.median.best_lr for name, each in windows(study).items() if each.median}
     at_best = rows[rows["run_lr"] == rows["series"].map(best)]
     found = _tables(at_best, wording.words(study), " At each one's best rate.")
     return heading(TITLE) + pictures(drawn)[:1] + tuple(found[:1])
