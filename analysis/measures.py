@@ -1,6 +1,7 @@
 """Declare table columns, and build tables over places (series, learning rate, layer, …).
 
-A column states its heading, the number per seed, the format and the interval's scale.
+A column states its heading, the number per seed and the format. A level is a median with the seeds' range, a
+difference a mean with its interval.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import POSITIVE, Scale, Spread
+from analysis.numbers.spread import Mean, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.study.load import Column, Frame
 from analysis.words import lr_text, power
@@ -37,28 +38,32 @@ def spread_cell(spread: Spread, form: Form = power) -> Cell:
 
 @dataclass(frozen=True)
 class Measure:
-    """A column with the median over seeds, interval and n.
+    """A column with the median over seeds, their range and n.
 
     Attributes:
         label: heading.
         by_seed: one number per seed, from one place's rows.
         form: formats a number.
-        scale: interval's scale (`analysis.numbers.spread.Scale`).
-        ends: formats the interval's ends as ``from … to``, for possibly negative numbers.
     """
 
     label: str
     by_seed: Callable[[Frame], Iterable[float]]
     form: Form = power
-    scale: Scale = POSITIVE
-    ends: Form | None = None
 
     def cell(self, rows: Frame) -> Cell:
         """Return the cell for one place."""
-        spread = Spread.of(self.by_seed(rows), self.scale)
-        if self.ends is None or spread.n < 2:
-            return spread_cell(spread, self.form)
-        return Cell(self.form(spread.median), f"{self.ends(spread.low)} to {self.ends(spread.high)}, n={spread.n}")
+        return spread_cell(Spread.of(self.by_seed(rows)), self.form)
+
+
+@dataclass(frozen=True)
+class Difference(Measure):
+    """A column whose sign is asked for, with the mean over seeds, its interval and n."""
+
+    form: Form = signed_nats
+
+    def cell(self, rows: Frame) -> Cell:
+        found = Mean.of(self.by_seed(rows))
+        return Cell(self.form(found.mean), found.detail(self.form)) if found.n else Cell("--")
 
 
 @dataclass(frozen=True)

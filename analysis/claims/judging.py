@@ -38,7 +38,7 @@ from analysis.claims.windows import Side, window_claims
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
-from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.spread import Mean
 from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
@@ -232,24 +232,24 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
 def _low_pass_claim(series: str, rows: Frame) -> Claim:
     """Judge one series by 2ηλ_max at its best rate. Per seed, the median over layers, heads and sequences."""
     per_seed = (rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()
-    spread = Spread.of(per_seed, POSITIVE)
+    step = Mean.of(per_seed, is_positive=True)
     gain, left = rows["gain"].median(), (rows["variance_after"] / rows["variance_before"]).median()
     numbers = (
-        f"2ηλ_max = {spread.median:.2g}, median over layers, heads and {plural(spread.n, 'seed')} at "
+        f"2ηλ_max = {step.mean:.2g}, median over layers and heads, geometric mean over {plural(step.n, 'seed')}, at "
         f"{lr_text(float(rows['run_lr'].iloc[0]))}; largest factor of a frequency {gain:.2g}; the layer leaves "
         f"{100 * left:.0f} % of the variance between positions"
     )
-    effect = f"2ηλ_max = {spread.median:.2g}"
+    effect = f"2ηλ_max = {step.mean:.2g}"
     statement = LOW_PASS.format(series)
-    judged = partial(Claim, f"low-pass {series}", statement=statement, n=spread.n, effect=effect, paper=CONSENSUS)
-    if spread.n < 3:
-        text = f"On low-pass filtering by {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
+    judged = partial(Claim, f"low-pass {series}", statement=statement, n=step.n, effect=effect, paper=CONSENSUS)
+    if step.n < 3:
+        text = f"On low-pass filtering by {series} no claim is made with {plural(step.n, 'seed')} ({numbers})."
         return judged("no claim", text)
-    verdict: Verdict = "holds" if spread.high <= 1 else "contradicted" if spread.low > 1 else "undecided"
+    verdict: Verdict = "holds" if step.high <= 1 else "contradicted" if step.low > 1 else "undecided"
     said = {
         "holds": "is a low-pass filter",
         "contradicted": "is no low-pass filter: its step overshoots at high frequencies",
         "undecided": "may or may not be a low-pass filter",
     }[verdict]
-    interval = f"95 % interval over seeds {spread.low:.2g} to {spread.high:.2g}"
+    interval = f"95 % interval over seeds {step.low:.2g} to {step.high:.2g}"
     return judged(verdict, f"The trained graph step of {series} {said} ({numbers}; {interval}).", interval=interval)

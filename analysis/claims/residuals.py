@@ -14,7 +14,7 @@ import numpy as np
 from analysis.claims.claim import Claim, Verdict, word_claim
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.significance import p_beyond
-from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.spread import Mean
 from analysis.numbers.windows import tabulate
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, plural
@@ -91,26 +91,26 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
         )
         return Claim(subject, "not judged", text, statement)
     per_seed = np.exp(logs.mean(axis=0))
-    spread, rates = Spread.of(per_seed, POSITIVE), "rate" if len(logs) == 1 else "rates"
-    low, high = spread.low, spread.high
-    kind = "range" if spread.n < 3 else "95 %"
+    found, rates = Mean.of(per_seed, is_positive=True), "rate" if len(logs) == 1 else "rates"
+    low, high = found.low, found.high
+    kind = "range" if found.n < 3 else "95 %"
     verdict: Verdict = "holds" if high < 1 - SAME_NORM else "contradicted" if low > 1 + SAME_NORM else "undecided"
-    effect, at = f"{spread.median:.3f} times the norm", ", ".join(map(lr_text, logs.index))
+    effect, at = f"{found.mean:.3f} times the norm", ", ".join(map(lr_text, logs.index))
     logs_by_seed = np.log(per_seed)
     below = (np.log1p(-SAME_NORM) - logs_by_seed).tolist()
     above = (logs_by_seed - np.log1p(SAME_NORM)).tolist()
     return word_claim(
         Claim(
             subject,
-            "no claim" if spread.n < 2 else verdict,
+            "no claim" if found.n < 2 else verdict,
             statement=statement,
-            n=spread.n,
+            n=found.n,
             effect=effect,
-            interval=f"{kind}: {low:.3f} to {high:.3f}" if spread.n > 1 else "",
-            finding=f"{other}'s gradient norm is {spread.median:.3f} times {plain}'s at the {rates} {at}",
+            interval=f"{kind}: {low:.3f} to {high:.3f}" if found.n > 1 else "",
+            finding=f"{other}'s gradient norm is {found.mean:.3f} times {plain}'s at the {rates} {at}",
             test=("gradient norm", other, plain),
             p=min(p_beyond(below), p_beyond(above)),
-            differences=tuple(below if spread.median < 1 else above),
+            differences=tuple(below if found.mean < 1 else above),
         )
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.claims.claim import Claim, Verdict
-from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
+from analysis.numbers.spread import Mean, Spread
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Column, Frame, Study
@@ -160,23 +160,23 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
 def _drift_by_seed(single: Column, product: Column, series: str, statement: str) -> Claim:
     """Judge drift for inexact columns, paired by run: geometric mean over rates, per seed."""
     ratios = (product / single).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
-    spread = Spread.of(ratios, POSITIVE)
-    worst = [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in (single, product)]
+    found = Mean.of(ratios, is_positive=True)
+    worst = [Spread.of(each.groupby(level="seed").median()) for each in (single, product)]
     known = (
-        f"{spread.low:.3g} to {spread.high:.3g}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
-        if spread.n > 1
+        f"{found.low:.3g} to {found.high:.3g}, {'range' if found.n < 3 else '95 % interval of the geometric mean'}"
+        if found.n > 1
         else ""
     )
     numbers = (
         f"columns off 1 by at most {power(worst[0].median)} in single matrices and {power(worst[1].median)} in their "
-        f"product (medians over seeds); {spread.median:.3g} times as far{f', {known}' if known else ''}, n={spread.n}"
+        f"product (medians over seeds); {found.mean:.3g} times as far{f', {known}' if known else ''}, n={found.n}"
     )
-    effect = f"{spread.median:.3g} times as far from 1"
-    judged = partial(Claim, f"drift {series}", statement=statement, n=spread.n, effect=effect, interval=known)
-    if spread.n < 2:
-        text = f"On column sums of {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
+    effect = f"{found.mean:.3g} times as far from 1"
+    judged = partial(Claim, f"drift {series}", statement=statement, n=found.n, effect=effect, interval=known)
+    if found.n < 2:
+        text = f"On column sums of {series} no claim is made with {plural(found.n, 'seed')} ({numbers})."
         return judged("no claim", text)
-    verdict: Verdict = "holds" if spread.low > 1 else "contradicted" if spread.high < 1 else "undecided"
+    verdict: Verdict = "holds" if found.low > 1 else "contradicted" if found.high < 1 else "undecided"
     said = {
         "holds": "lie further off 1 than",
         "contradicted": "lie nearer to 1 than",
@@ -207,7 +207,7 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
         yield Claim(subject, "not judged", text, statement)
         return
     shares = reduce_by_run(own, "single", "beyond", "share")
-    low, high = interval(shares, EXTREME)
+    low, high = float(shares.min()), float(shares.max())
     effect = f"{100 * float(np.median(shares)):.3g} % of {positions}"
     known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
     numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.numbers.spread import EXTREME, POSITIVE, Spread
+from analysis.numbers.spread import Spread
 from analysis.numbers.step_shares import TERMINAL, finite_median, recorded_steps
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.study.load import FINISHED, Frame, Study
@@ -60,7 +60,7 @@ def sensitivity(study: Study, series: str, rates: Collection[float] = ()) -> Sen
             number.append(len(losses))
     # Smallest and largest: no seed can lose more than the distance from its initial NLL to its best. If only some seeds
     # diverged at a rate there are two clusters, and an interval on logarithms would end far beyond the possible range.
-    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(number, default=0))
+    return Sensitivity(series, by_seed, Spread.of(by_seed.values()), min(number, default=0))
 
 
 def _cap(runs: Frame) -> list[float]:
@@ -170,10 +170,10 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
         nll=Spread.of(at_best),
         to_stable=_stable_bounds(runs, best_lr) if edge is None else _edge_bounds(edge),
         to_near=(math.nan, math.nan) if median is None else room(median),
-        ratio=Spread.of(ratios.to_numpy(), POSITIVE),
+        ratio=Spread.of(ratios.to_numpy()),
         sensitivity=mistuned.spread,
-        rms_u=Spread.of(sizes, POSITIVE),
-        rms_step=Spread.of(moved, POSITIVE),
+        rms_u=Spread.of(sizes),
+        rms_step=Spread.of(moved),
         num_params=float(runs["num_params"].median()),
         optimizer_bytes=float((finished["optimizer_state_bytes"] / finished["num_params"]).median()),
         state_bytes=float(runs["state_bytes"].median()),

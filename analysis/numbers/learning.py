@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from analysis.numbers.spread import Spread
+from analysis.numbers.spread import Mean
 from analysis.numbers.windows import SeriesWindows, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
@@ -49,7 +49,8 @@ class Learned:
         unigram, words = float(study.of(found.series)["unigram_nll"].median()), wording.words(study)
         if found.median is None:
             return Learned(math.inf, unigram, math.inf, words)
-        worst = Spread.of(outcomes(study, found.series).loc[found.median.best_lr]).high
+        at_best = outcomes(study, found.series).loc[found.median.best_lr]
+        worst = Mean.of(at_best).high
         return Learned(found.median.best_nll, unigram, worst, words)
 
     @property

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
-Scale = Literal["real", "positive", "share", "extreme"]
-REAL: Scale = "real"  # differences and slopes with any sign; nats, additive and far from 0
-POSITIVE: Scale = "positive"  # norms, ratios, rates: above 0, multiplicative
-SHARE: Scale = "share"  # between 0 and 1
-# a run's largest or worst value: a mean over seeds describes nothing, the smallest and largest do
-EXTREME: Scale = "extreme"
-
-INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 % interval of the mean (n ≥ 3)"
-INTERVAL_RULES: dict[Scale, str] = {
-    REAL: INTERVAL_RULE,
-    POSITIVE: (
-        "Second line: min–max over the seeds (n = 2, a value of 0, or an interval over more than a decade) or 95 % "
-        "interval of the geometric mean (n ≥ 3), by Student's t on logarithms"
-    ),
-    SHARE: "Second line: min–max over the seeds (n = 2, or a share of 0 or 1) or 95 % interval (n ≥ 3) by Student's t "
-    "on the log-odds",
-    EXTREME: "Second line: smallest and largest over the seeds",
-}
-
-
-DECADE = 10.0
+SEED_RANGE = "smallest and largest over the seeds, from nine on a 95 % interval of the median"
+MEDIAN_RULE = f"Second line: {SEED_RANGE}"
+MEAN_RULE = "Second line: Student-t 95 % interval of the mean (n ≥ 3) or smallest and largest (n = 2)"
 
 
 def t_975(degrees: int, level: float = 0.05) -> float:
@@ -50,64 +31,85 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     return (float(array.mean()) - half, float(array.mean()) + half)
 
 
-def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float]:
-    """Return a 95 % interval within the quantity's range; below three values, smallest and largest.
+def interval(values: Iterable[float], is_positive: bool = False) -> tuple[float, float]:
+    """Return the Student-t 95 % interval of the mean; below three values, smallest and largest.
 
-    Back-transformed intervals follow Bland and Altman 1996, BMJ 312:1079; for shares Brown, Cai and DasGupta 2001.
+    A back-transformed interval follows Bland and Altman 1996, BMJ 312:1079.
 
     Args:
         values: one per seed.
-        scale: "real" uses Student's t on the values (mean). "positive" uses logarithms (geometric mean). "share" uses
-            log-odds. "extreme" returns smallest and largest.
+        is_positive: whether the quantity is multiplicative. The interval is then the geometric mean's, by logarithms:
+            on the values themselves it easily passes 0. Smallest and largest if a value is not above 0.
     """
     array = np.asarray(list(values), dtype=float)
-    lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(
-        scale, (0.0 if scale == POSITIVE else -math.inf, math.inf)
-    )
     if not len(array):
         return (-math.inf, math.inf)
-    # A Student interval over three heavy-tailed positive values easily passes 0, hence the transforms. A value at the
-    # scale's end (a norm of 0, a share of 0 or 1, or beyond by rounding, as for an eigenvalue of 0) has no finite
-    # transform. The largest of many tokens ("extreme") has no mean worth estimating from a few seeds.
-    if len(array) < 3 or scale == EXTREME or (scale != REAL and not (lower < array.min() and array.max() < upper)):
+    if len(array) < 3 or (is_positive and not array.min() > 0):
         return (float(array.min()), float(array.max()))
-    if scale == POSITIVE:
-        low, high = np.exp(mean_interval(np.log(array)))
-    elif scale == SHARE:
-        low, high = 1 / (1 + np.exp(-np.asarray(mean_interval(np.log(array / (1 - array))))))
-    else:
-        low, high = mean_interval(array)
+    low, high = np.exp(mean_interval(np.log(array))) if is_positive else mean_interval(array)
     return float(low), float(high)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the order statistics between which the median lies with at least 95 % probability.
+
+    They need nine values to lie within the smallest and the largest, which are returned below. Of two to five values
+    these hold the median with less: 1 − 2^(1−n), e.g. 75 % of three. Any continuous distribution (Conover 1999,
+    Practical Nonparametric Statistics, 3.2).
+
+    Args:
+        values: at least one finite number.
+    """
+    ordered, number = sorted(values), len(values)
+    below = np.cumsum([math.comb(number, count) for count in range(number)]) / 2.0**number  # P(Binomial ≤ count)
+    rank = max(1, int((below <= 0.025).sum()))
+    return float(ordered[rank - 1]), float(ordered[-rank])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with n and an interval on the quantity's `Scale` (see `interval`).
-
-    Two values: min–max. Three or more: 95 %. One: none. ``printed``: both ends in a table, min–max if a positive
-    quantity's interval spans more than a decade and so says nothing. Verdicts use ``low`` and ``high``.
-    """
+    """A median over seeds with `median_interval` and n; NaN without a finite value."""
 
     median: float
     low: float
     high: float
     n: int
-    printed: tuple[float, float] = field(default=(math.nan, math.nan), compare=False)
 
     @staticmethod
-    def of(values: Iterable[float], scale: Scale = REAL) -> Spread:
-        """Return the spread over the finite values; n = 0 and NaN if none."""
-        finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
-        if len(finite) == 0:
+    def of(values: Iterable[float]) -> Spread:
+        """Return the spread over the finite values."""
+        finite = [float(value) for value in values if math.isfinite(value)]
+        if not finite:
             return Spread(math.nan, math.nan, math.nan, 0)
-        low, high = interval(finite, scale)
-        is_wide = scale == POSITIVE and high > DECADE * low
-        printed = (float(finite.min()), float(finite.max())) if is_wide else (low, high)
-        return Spread(float(np.median(finite)), low, high, len(finite), printed)
+        return Spread(float(np.median(finite)), *median_interval(finite), len(finite))
 
     def detail(self, form=lambda value: f"{value:.3f}") -> str:
-        """Return the line below the median: interval and n, or n alone."""
-        return f"n={self.n}" if self.n < 2 else f"{form(self.printed[0])}–{form(self.printed[1])}, n={self.n}"
+        """Return the line below the median: both ends and n, or n alone."""
+        return f"n={self.n}" if self.n < 2 else f"{form(self.low)}–{form(self.high)}, n={self.n}"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its `interval` and n, where a sign or a limit is asked for; NaN without a finite value."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @staticmethod
+    def of(values: Iterable[float], is_positive: bool = False) -> Mean:
+        """Return the mean over the finite values; of a multiplicative quantity, the geometric one (see `interval`)."""
+        finite = [float(value) for value in values if math.isfinite(value)]
+        if not finite:
+            return Mean(math.nan, math.nan, math.nan, 0)
+        is_geometric = is_positive and min(finite) > 0
+        mean = math.exp(np.mean(np.log(finite))) if is_geometric else np.mean(finite)
+        return Mean(float(mean), *interval(finite, is_positive), len(finite))
+
+    def detail(self, form=lambda value: f"{value:+.3f}") -> str:
+        """Return the line below the mean: both ends and n, or n alone."""
+        return f"n={self.n}" if self.n < 2 else f"{form(self.low)} to {form(self.high)}, n={self.n}"
 
 
 MOST_SEEDS = 100

@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.drawing.tables import chunks, guarded_note, narrow, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULE, POSITIVE, REAL
+from analysis.numbers.spread import MEDIAN_RULE
 from analysis.numbers.step_shares import (
     LAST,
     PHASES,
@@ -84,7 +84,7 @@ def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     units = join_texts({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
-        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
+        f"{MEDIAN_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
         "--: no run, or none with a result."
     )
     if len(columns) > 1:
@@ -143,8 +143,7 @@ def _cells(block: Block, series: str, part: str, lrs: Sequence[float], whole: st
     if (whole == GENERATIVE and not _has_one_oracle(block)) or column not in runs:
         return [Cell("--")] * len(lrs)
     best = best_rate(block.study, series, column)
-    scale = POSITIVE if whole == GENERATIVE or part else REAL  # same scale as in a single study's tables
-    return [nll_cell(runs, lr, best == lr, column, scale) for lr in lrs]
+    return [nll_cell(runs, lr, best == lr, column) for lr in lrs]
 
 
 Measured = tuple[str, str]  # phase and state

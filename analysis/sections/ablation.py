@@ -16,7 +16,7 @@ from analysis.drawing.tables import narrow
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.comparison import decide
 from analysis.numbers.learning import LITTLE_SHARE
-from analysis.numbers.spread import INTERVAL_RULE, Spread, interval
+from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_cell
 from analysis.study import wording
@@ -184,7 +184,7 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
 def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     settings = join_words(f"{group.setting or group.part}={value_text(group.base_value)}" for group in groups)
     chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
-    rule = INTERVAL_RULE.replace("Second line", "Below")
+    rule = MEDIAN_RULE.replace("Second line", "Below")
     return (
         f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. "
         f"Validation NLL, {wording.words(study).unit}: median over the seeds that finished{chosen}. {rule}. Bold: best "
@@ -260,6 +260,6 @@ def _change(both: Column, lost: str) -> str:
         return f"no seed finished at both{counted}"
     seeds = plural(len(both), "paired seed") + (" that finished at both" if lost else "")
     if len(both) > 1:
-        bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval of the mean"
-        seeds = f"median of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
-    return f"the validation NLL changes by {np.median(both):+.3f} nats ({seeds}{counted})"
+        bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval"
+        seeds = f"mean of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
+    return f"the validation NLL changes by {np.mean(both):+.3f} nats ({seeds}{counted})"

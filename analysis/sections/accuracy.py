@@ -13,7 +13,7 @@ from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
+from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, nll_cell, select_finished, width_cell
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
@@ -46,13 +46,13 @@ def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     medians = {name: select_finished(study.of(name), column).groupby("lr")[column].median() for name in series}
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
-    form = (column, SHARE, _percent)
+    form = (column, _percent)
     rows = [
         (Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr, *form) for name in series))
         for lr in lrs
     ]
     caption = (
-        f"Per cent {share.of}, at the end of training; median over the seeds that finished. {INTERVAL_RULES[SHARE]}; "
+        f"Per cent {share.of}, at the end of training; median over the seeds that finished. {MEDIAN_RULE}; "
         f"below it the runs that ended badly. Bold: the best learning rate of each column."
     )
     return Table(f"{share.name.capitalize()} against learning rate", caption, ("LR", *series), tuple(rows))
@@ -85,7 +85,7 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
     if kept.median is None:
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
     runs = select_finished(study.of(kept.series), share.column)
-    best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column], SHARE)
+    best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column])
     name, best_cell = Cell(kept.series), Cell(_percent(best.median), best.detail(_percent))
     return (name, Cell(lr_text(kept.median.best_lr)), best_cell, width_cell(kept), by_nll)
 

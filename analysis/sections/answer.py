@@ -17,10 +17,10 @@ from analysis.measures import spread_cell
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
-from analysis.numbers.spread import Spread
+from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections import transfer
-from analysis.sections.nll import nll_detail, nll_spread, nll_text
+from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
@@ -215,7 +215,7 @@ FAILURE_TOLD = (
     "First failure: the first rate at which a run diverged, exploded (ended above the untrained model's NLL), or was "
     "idle (no better than the baseline of frequencies)."
 )
-SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; of two seeds smallest and largest)."
+SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
 
 
 def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, reference: str, more: str) -> Table:
@@ -264,7 +264,7 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
     last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_time(numbers)))
     if found is None:
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
-    nll = nll_spread(outcomes(study, series).loc[found.best_lr], study.of(series))
+    nll = Spread.of(outcomes(study, series).loc[found.best_lr])
     nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
     if _is_idle(study, series, found):  # its window would be the widest of all
         return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)

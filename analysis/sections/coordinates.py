@@ -24,7 +24,7 @@ from analysis.numbers.coordinates import (
     slope,
     verdict,
 )
-from analysis.numbers.spread import INTERVAL_RULE
+from analysis.numbers.spread import MEAN_RULE
 from analysis.sections.section import Captioned, Figures, Section, make_body
 from analysis.study.load import Frame, Study
 from analysis.words import join_words, lr_text, plural
@@ -86,7 +86,7 @@ def coordinates_tables(frame: Frame) -> list[Table]:
     """Return the slopes with their intervals: of activations, then of classes of tensors."""
     sizes = ", ".join(f"{size:.0f}" for size in sorted(frame["size"].unique()))
     slopes = (
-        f"Slope of log2 of each number against log2 {axis(frame)} ({sizes}), mean over seeds. {INTERVAL_RULE}. Flat: "
+        f"Slope of log2 of each number against log2 {axis(frame)} ({sizes}), mean over seeds. {MEAN_RULE}. Flat: "
         f"|slope| ≤ {FLAT} and the interval within ±{WITHIN}; bold: judged and not flat; pale: not judged."
     )
     of_activations = (

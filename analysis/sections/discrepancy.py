@@ -18,8 +18,19 @@ from analysis.drawing.pieces import Pieces, paragraph, shown
 from analysis.drawing.style import MUTED, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
-from analysis.measures import LAYER, RATE, SERIES, Measure, Text, grid_table, phase_tables, rows_of_run, three_digits
-from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, REAL, Spread
+from analysis.measures import (
+    LAYER,
+    RATE,
+    SERIES,
+    Difference,
+    Measure,
+    Text,
+    grid_table,
+    phase_tables,
+    rows_of_run,
+    three_digits,
+)
+from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE, Mean
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
@@ -72,7 +83,7 @@ def slopes(by_layer: Column) -> Column:
 
 def direction(per_seed: Sequence[float]) -> str:
     """Describe a slope's sign by the 95 % interval of its mean; undecidable below three seeds."""
-    spread = Spread.of(per_seed)
+    spread = Mean.of(per_seed)
     if spread.n < 3:
         return "too few seeds" if spread.n else "--"
     return "falls" if spread.high < 0 else "rises" if spread.low > 0 else "undecided"
@@ -90,7 +101,7 @@ SLOPES = tuple(
     column
     for of in (_slopes(OWN), _slopes(UNSCALED))
     for column in (
-        Measure("slope", of, "{:+.4f}".format, REAL, ends="{:+.3f}".format),
+        Difference("slope", of),
         Text("depth", lambda rows, of=of: direction(of(rows))),
     )
 )
@@ -114,7 +125,7 @@ def _depth_tables(rows: Frame, origin: str = "") -> list[Table]:
 
     Both for own γ and γ = 1.
     """
-    caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}.{origin}"
+    caption = f"{MEASURED} {MEDIAN_RULE}.{origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
     def of_phase(part: Frame, phase: str) -> list[Table]:
@@ -128,9 +139,9 @@ def _depth_tables(rows: Frame, origin: str = "") -> list[Table]:
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
     """Return a table of the discrepancy's slope per layer and its direction."""
     caption = (
-        "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over "
+        "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; mean over "
         "seeds. The paper expects it to fall with depth. Falls or rises: the 95 % interval of the mean over three "
-        f"seeds or more lies below or above 0. {INTERVAL_RULE}.{origin}"
+        f"seeds or more lies below or above 0. {MEAN_RULE}.{origin}"
     )
     groups = (("", 2), ("own γ", 2), ("γ = 1", 2))
     return grid_table(f"Does the discrepancy fall with depth, {phase}", caption, rows, (SERIES, RATE), SLOPES, groups)

@@ -12,7 +12,8 @@ from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import edges_of
-from analysis.sections.nll import nll_detail, nll_spread, nll_text
+from analysis.numbers.spread import Spread
+from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Study
@@ -75,7 +76,7 @@ def _stopped_text(study: Study) -> str:
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     """Return one curve's row: best rate and NLL, both edges, and the number of runs against a grid."""
     runs = study.of(series)
-    seeds = nll_spread(runs[runs["lr"] == row.best_lr]["val_nll"], runs) if math.isfinite(row.best_lr) else None
+    seeds = Spread.of(runs[runs["lr"] == row.best_lr]["val_nll"]) if math.isfinite(row.best_lr) else None
     best = Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}") if seeds else Cell("--")
     has_learned = not _only_plateaued(runs)
     return (

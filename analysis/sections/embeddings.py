@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULE, Spread
+from analysis.numbers.spread import Mean
 from analysis.numbers.windows import windows
 from analysis.sections.nll import select_finished
 from analysis.sections.section import Drawn, Section, is_of_rates, make_printer
@@ -47,7 +47,8 @@ def table(study: Study) -> Table:
     pairs = f" {PAIRS}" if "val_recall_1" in study.runs else ""
     caption = (
         "At step 0, the pooled start, and after training, at the rate with the least "
-        f"{wording.words(study).nll}: medians over seeds. {INTERVAL_RULE} of the gain, end less start of each seed; "
+        f"{wording.words(study).nll}: medians over seeds. Below: the gain, end less start of each seed; mean with "
+        f"Student-t 95 % interval (n ≥ 3) or smallest and largest (n = 2); "
         f"bold: above 0.{pairs}"
     )
     return Table(TITLE, caption, ("mechanism", "best LR", *(name for _, name, _ in scores)), rows)
@@ -70,10 +71,10 @@ def _cell(runs: Frame, column: str, unit: float) -> Cell:
     if not len(end):
         return Cell("--")
     digits = 3 if unit == 1 else 1
-    gain = Spread.of(end - start)
-    ends = "" if gain.n < 2 else f" ({gain.low:+.{digits}f} to {gain.high:+.{digits}f})"
+    form = f"{{:+.{digits}f}}".format
+    gain = Mean.of(end - start)
     text = f"{start.median():.{digits}f} → {end.median():.{digits}f}"
-    return Cell(text, f"{gain.median:+.{digits}f}{ends}, n={gain.n}", gain.n > 1 and gain.low > 0)
+    return Cell(text, f"{gain.mean:+.{digits}f}; {gain.detail(form)}", gain.n > 1 and gain.low > 0)
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.nll import NLL_COLUMNS, window_table
 from analysis.sections.nll_figures import nll_figure
@@ -49,7 +49,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     caption = (
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {unit}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
-        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(study, shown)}. {how} Low is not good by itself: repetition "
+        f"{MEDIAN_RULE}{_per_byte(study, shown)}. {how} Low is not good by itself: repetition "
         f"scores low."
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
@@ -59,7 +59,7 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
     if (series, lr) not in by_run.index:
         return Cell("--")
     values = by_run.loc[(series, lr)]
-    spread, per_byte = Spread.of(values["nll"], POSITIVE), Spread.of(values["nll_per_byte"])
+    spread, per_byte = Spread.of(values["nll"]), Spread.of(values["nll_per_byte"])
     if spread.n == 0:
         return Cell("--")
     other_unit = [f"{per_byte.median:.3f} per byte"] if per_byte.n and per_byte.median != spread.median else []

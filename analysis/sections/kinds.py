@@ -18,18 +18,17 @@ from analysis.drawing.style import INK, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Cell
 from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
-from analysis.numbers.spread import Spread
+from analysis.numbers.spread import SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes
-from analysis.sections.nll import nll_detail, nll_spread, nll_text
+from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.nll_figures import nll_limits
 from analysis.study.load import Frame, Study
 from analysis.words import wrap
 
 TITLE_WIDTH = 26  # characters
 APART_CAPTION = (
-    "{opening}, {plain}'s in grey in each. Line: median over seeds; shade: over the seeds that "
-    "finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ 3); star: the best rate; ×: diverged runs "
-    "of all runs there."
+    "{opening}, {plain}'s in grey in each. Line: median over seeds; shade: "
+    f"{SEED_RANGE}, those that finished; star: the best rate; ×: diverged runs of all runs there."
 )
 
 
@@ -112,7 +111,7 @@ def nll_cell(study: Study, each: Numbers, lowest: float) -> Cell:
     if not each.nll.n:
         return Cell("none finite")
     runs = study.of(each.series)
-    spread = nll_spread(outcomes(study, each.series).loc[each.best_lr], runs)
+    spread = Spread.of(outcomes(study, each.series).loc[each.best_lr])
     detail = "\n".join([nll_detail(spread, runs), *lost])
     return Cell(nll_text(spread.median, runs), detail, each.nll.median == lowest)
 

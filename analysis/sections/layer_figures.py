@@ -5,7 +5,6 @@ Two sections of the report, with their tables.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullL
 from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
-from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.spread import Spread
 from analysis.sections.layers import layer_and_filter, qk_heads, study_tables
 from analysis.sections.section import Figures, Section, draw_by_phase, make_body
 from analysis.study.load import Frame, Study
@@ -41,7 +40,7 @@ ENERGY_CAPTION = (
 )
 QK_CAPTION = (
     "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; "
-    "line: median over seeds, bars: their interval; dotted: the largest of any layer and head."
+    "line: median over seeds, bars: their range; dotted: the largest of any layer and head."
 )
 
 
@@ -230,14 +229,12 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     """Draw one series: the seeds' median of the heads' median with its interval; dotted, the heads' largest."""
     finite = heads[np.isfinite(heads[column])]
     per_seed = finite.groupby(["run_lr", "seed"])[column].agg(["median", "max"])
-    spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
+    spreads = {lr: Spread.of(part["median"]) for lr, part in per_seed.groupby("run_lr")}
     lrs = list(spreads)
     middle = np.array([spread.median for spread in spreads.values()])
-    known = [s if s.n > 1 and math.isfinite(s.low) else None for s in spreads.values()]
-    reach = np.array([[s.median - s.low, s.high - s.median] if s else [0.0, 0.0] for s in known]).T
+    reach = np.array([[s.median - s.low, s.high - s.median] for s in spreads.values()]).T
     bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
-    # The interval is the mean's: for skewed values it may exclude the median.
-    ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)
+    ax.errorbar(lrs, middle, yerr=reach, capsize=2, **bars)
     ax.plot(lrs, per_seed["max"].groupby("run_lr").median(), color=look.color, linestyle=":", linewidth=0.9)
 
 

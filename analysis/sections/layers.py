@@ -20,14 +20,13 @@ from analysis.measures import (
     phase_tables,
     rows_of_run,
 )
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, SHARE
+from analysis.numbers.spread import MEDIAN_RULE
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import power
 from stability.runs.words import Words
 
 CONSENSUS, ATTENTION = "consensus", "attention"
-RULE = INTERVAL_RULES[POSITIVE]
 
 
 def _median_of(column: str) -> Callable[[Frame], Column]:
@@ -45,7 +44,7 @@ GAIN, VARIANCE = (
 CONSENSUS_MEASURES = (
     Measure("λ_max", _median_of("largest")),
     Measure("1/(2λ_max)", _median_of("step_limit")),
-    Measure("1−2ηλ ≥ 0", _median_of("non_oscillating"), percent, SHARE),
+    Measure("1−2ηλ ≥ 0", _median_of("non_oscillating"), percent),
     Measure("Fiedler", _median_of("fiedler")),
     Measure("lower", _median_of("fiedler_low")),
     Measure("upper", _median_of("fiedler_high")),
@@ -53,7 +52,7 @@ CONSENSUS_MEASURES = (
     Measure("energy", _left_shares("energy"), percent),
     VARIANCE,
 )
-ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits, SHARE), VARIANCE)
+ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits), VARIANCE)
 QK_MEASURES = tuple(
     Measure(label, over_rows(lambda rows, column=column: rows[column], how))
     for column in ("norm", "condition")
@@ -132,7 +131,7 @@ def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes:
         "constants, between λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any "
         "symmetrised edge weight. Gain: the filter's largest |factor| over the interval from Fiedler to λ_max. "
         "Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
-        f"{RULE}; of the share on the log-odds.{origin}"
+        f"{MEDIAN_RULE}.{origin}"
     )
     title = f"Learned graphs of consensus layers, {phase}"
     return grid_table(title, caption, rows, (SERIES, RATE, LAYER), CONSENSUS_MEASURES)
@@ -156,8 +155,7 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
     caption = (
         f"{matrices} A on held-out {held_out}; medians over heads and sequences, then over seeds. Gain: "
         "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
-        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}; of |λ| on the "
-        f"log-odds.{origin}"
+        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {MEDIAN_RULE}.{origin}"
     )
     return grid_table(f"{name} as a filter, {phase}", caption, rows, (SERIES, RATE, LAYER), ATTENTION_MEASURES)
 
@@ -178,7 +176,7 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
         f"smallest of the singular values that the head width allows. Consensus has no queries and keys. "
-        f"{RULE}.{origin}"
+        f"{MEDIAN_RULE}.{origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
     return grid_table(f"σ(W_qᵀW_k), {phase}", caption, qk_heads(rows), (SERIES, RATE), QK_MEASURES, groups)

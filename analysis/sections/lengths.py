@@ -12,9 +12,9 @@ from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, signed_nats, three_digits
+from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.lengths import NAME, list_multiples, read_best
-from analysis.numbers.spread import INTERVAL_RULE, REAL
+from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -28,7 +28,7 @@ CAPTION = (
 )
 
 
-class _Change(Measure):
+class _Change(Difference):
     """A column of ΔNLL, or of the reason for none."""
 
     def cell(self, rows: Frame) -> Cell:
@@ -63,21 +63,15 @@ def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     """Return one row per series and rate: the NLL in pieces, and its change with each length."""
     multiples = sorted(set(rows["multiple"]))
-    nll = Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits, REAL)
+    nll = Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits)
     changes = [
-        _Change(
-            f"{each:.0f} times",
-            lambda part, each=each: part.loc[part["multiple"] == each, "difference"],
-            signed_nats,
-            REAL,
-            ends=signed_nats,
-        )
+        _Change(f"{each:.0f} times", lambda part, each=each: part.loc[part["multiple"] == each, "difference"])
         for each in multiples
     ]
     num = " or ".join(f"{each:,.0f}" for each in sorted(set(rows["sequences"])))
     caption = (
         f"{words.unit.capitalize()} on {num} held-out texts in pieces of the trained length, and its change if "
-        f"they are read in pieces of so many times that length. {INTERVAL_RULE}.{origin}"
+        f"they are read in pieces of so many times that length. {MEDIAN_RULE}. Change: mean. {MEAN_RULE}.{origin}"
     )
     groups = (("", 3), ("ΔNLL (nats)", len(changes)))
     return grid_table(f"ΔNLL of longer texts, {phase}", caption, rows, (SERIES, RATE), [nll, *changes], groups)

@@ -8,8 +8,8 @@ from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Table
-from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, signed_nats, three_digits
-from analysis.numbers.spread import INTERVAL_RULE, REAL
+from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
 from analysis.numbers.windows import windows
 from analysis.sections.section import (
@@ -38,9 +38,9 @@ CAPTION = (
 
 
 MEASURES = (
-    Measure("NLL", lambda rows: rows["nll"], three_digits, REAL),
-    Measure("read backwards", lambda rows: rows["mirrored_nll"], three_digits, REAL),
-    Measure("difference", lambda rows: rows["difference"], signed_nats, REAL, ends=signed_nats),
+    Measure("NLL", lambda rows: rows["nll"], three_digits),
+    Measure("read backwards", lambda rows: rows["mirrored_nll"], three_digits),
+    Difference("difference", lambda rows: rows["difference"]),
 )
 
 
@@ -75,8 +75,8 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     num = sorted({int(each) for each in rows["sequences"]})
     caption = (
         f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
-        f"the same examples read backwards under mirrored masks and noise. {BLIND} Difference: paired by seed. "
-        f"{INTERVAL_RULE}.{origin}"
+        f"the same examples read backwards under mirrored masks and noise. {BLIND} {MEDIAN_RULE}. Difference: mean, "
+        f"paired by seed. {MEAN_RULE}.{origin}"
     )
     return grid_table(f"NLL of mirrored examples, {phase}", caption, rows, (SERIES, RATE), MEASURES)
 

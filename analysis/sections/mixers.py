@@ -16,7 +16,7 @@ from analysis.numbers.kinds import Numbers
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import common_of, compares_mixers, find_plain, groups, numbers_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
-from analysis.numbers.spread import INTERVAL_RULES
+from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
 from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
 from analysis.study import wording
@@ -55,7 +55,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     )
     caption = (
         f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
-        f"median over seeds. {INTERVAL_RULES['real']}. Window: decades of learning rate around the best one within 5 % "
+        f"median over seeds. {MEDIAN_RULE}. Window: decades of learning rate around the best one within 5 % "
         "of its NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged); common: "
         f"within 5 % of {study.reference}'s best NLL. "
         "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "

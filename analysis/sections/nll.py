@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from analysis.measures import Form, three_digits
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import Sensitivity, sensitivity
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread, interval
+from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
 from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
@@ -37,7 +37,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best[name] == lr) for name in series)) for lr in lrs]
     caption = (
         f"{wording.words(study).unit.capitalize()} at the end of training; median over the seeds that finished. "
-        f"{INTERVAL_RULE}; below it the runs that ended badly. Exploded: above the NLL at initialisation. "
+        f"{MEDIAN_RULE}; below it the runs that ended badly. Exploded: above the NLL at initialisation. "
         f"Bold: the best learning rate of each column.{guarded_note(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
@@ -63,9 +63,7 @@ def select_finished(runs: Frame, column: str) -> Frame:
     return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
 
 
-def nll_cell(
-    runs: Frame, lr: float, bold: bool, column: str = VALIDATION, scale: Scale = REAL, form: Form = three_digits
-) -> Cell:
+def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, form: Form = three_digits) -> Cell:
     """Return a quantity at a learning rate: median over finished runs, interval, n; below it the failures.
 
     Args:
@@ -73,18 +71,16 @@ def nll_cell(
         lr: the rate.
         bold: whether it is the best in its row or column.
         column: the quantity: an NLL, a part of one, or a share.
-        scale: the interval's scale.
         form: formats the number.
     """
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
     values, troubles = select_finished(runs, column)[column], list_failures(runs)
+    spread = Spread.of(values)
     if column == VALIDATION:
-        spread = nll_spread(values, runs)
         text, detail = nll_text(spread.median, runs), nll_detail(spread, runs)
     else:
-        spread = Spread.of(values, scale)
         text, detail = form(spread.median), spread.detail(form)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
@@ -92,17 +88,6 @@ def nll_cell(
 
 
 EXPLODED = "exploded"
-
-
-def nll_spread(values: Iterable[float], runs: Frame) -> Spread:
-    """Return NLLs over seeds; smallest and largest if one exploded, so that no interval reaches below 0.
-
-    Args:
-        values: one NLL per seed, in nats.
-        runs: their series' runs, for the NLL at initialisation.
-    """
-    values = list(values)
-    return Spread.of(values, EXTREME if any(is_exploded(value, runs) for value in values) else REAL)
 
 
 def is_exploded(nll: float, runs: Frame) -> bool:
@@ -129,7 +114,7 @@ def nll_detail(spread: Spread, runs: Frame) -> str:
     """Write the line below an NLL; exploded ends in powers of ten.
 
     Args:
-        spread: of `nll_spread`.
+        spread: over seeds.
         runs: runs with the NLL at initialisation.
     """
     return spread.detail(lambda nll: power(nll) if is_exploded(nll, runs) else three_digits(nll))
@@ -173,7 +158,7 @@ def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
         return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)
-    best = nll_spread(outcomes(study, found.series, column).loc[found.median.best_lr], runs)
+    best = Spread.of(outcomes(study, found.series, column).loc[found.median.best_lr])
     best_cells = (Cell(lr_text(found.median.best_lr)), Cell(nll_text(best.median, runs), nll_detail(best, runs)))
     if reasons_untrained(study)[found.series]:
         return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * 2)

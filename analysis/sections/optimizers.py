@@ -17,7 +17,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import compares_optimizers, find_plain, groups, name_setting, numbers_of, reference_of
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
@@ -48,7 +48,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     caption = (
         f"Best: the learning rate of the lowest median NLL ({wording.words(study).unit}), over {unit}; all that "
         "follows is at that rate, or starts from it: no rate of one optimizer is held against another's. NLL: median "
-        f"over seeds. {INTERVAL_RULES['real']}. Decades to stable: from the best rate to the largest at which every "
+        f"over seeds. {MEDIAN_RULE}. Decades to stable: from the best rate to the largest at which every "
         "seed ended stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: "
         "from it to where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's "
         "median over its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; "
@@ -90,7 +90,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     caption = (
         "At each optimizer's best rate. RMS(u): root mean square of the entries of u = (θ⁺ − θ)/α, which says what a "
         "unit of its rate moves a parameter by: two rates move them alike where RMS(u) α is the same; RMS(αu): that of "
-        f"the steps that were taken; both from the steps that α_max was measured of. {INTERVAL_RULES[POSITIVE]}. "
+        f"the steps that were taken; both from the steps that α_max was measured of. {MEDIAN_RULE}. "
         "State: bytes of all tensors that the optimizer keeps, a parameter of the model. "
         f"{_explain_timing(study, plain)}"
     )
@@ -137,9 +137,9 @@ ASIDE = 0.12  # decades over which curves are shifted, so that their intervals d
 MOST_TOGETHER = 6  # distinguishable curves in one panel
 CAPTION = (
     "Above: validation NLL at the end of training against {rate}. Line: median over seeds, broken where half of them "
-    "or more diverged; bars: over the seeds that finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ "
-    "3). Curves stand a little beside each other. What rises above the axis is cut. Below: what became of the runs at "
-    "each rate. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed diverged, "
+    f"or more diverged; bars: {SEED_RANGE}, those that finished. "
+    "Curves stand a little beside each other. What rises above the axis is cut. Below: what became of the runs at each "
+    "rate. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed diverged, "
     "with their count; star: the best rate."
 )
 

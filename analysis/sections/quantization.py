@@ -18,16 +18,16 @@ from analysis.drawing.typeset import Table
 from analysis.measures import (
     RATE,
     SERIES,
+    Difference,
     Measure,
     Text,
     grid_table,
     phase_tables,
     rows_of_run,
-    signed_nats,
     three_digits,
 )
 from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
-from analysis.numbers.spread import INTERVAL_RULE, POSITIVE, REAL
+from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -87,22 +87,16 @@ def _gap_table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     """Return one row per series and rate: the trained NLL, and what rounding adds at each number of bits."""
     group, bits = int(rows["group"].iloc[0]), sorted(set(rows["bits"]), reverse=True)
     scale = f"one scale a group of {group} inputs" if group else "one scale a row"
-    measures = [Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits, REAL)]
+    measures = [Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits)]
     measures += [
-        Measure(
-            f"{each:.0f} bits",
-            lambda part, each=each: part.loc[part["bits"] == each, "difference"],
-            signed_nats,
-            REAL,
-            ends=signed_nats,
-        )
+        Difference(f"{each:.0f} bits", lambda part, each=each: part.loc[part["bits"] == each, "difference"])
         for each in bits
     ]
     share = " to ".join(dict.fromkeys(f"{100 * rows['share'].agg(end):.0f}" for end in ("min", "max")))
     caption = (
         f"{words.unit.capitalize()} on the run's {rows['sequences'].max():,.0f} held-out examples, and the change "
         f"with rounded weights, {scale}. {ROUNDED} They are {share} % of the parameters of mixers and feed-forward "
-        f"networks. {INTERVAL_RULE}.{origin}"
+        f"networks. {MEDIAN_RULE}. Change: mean. {MEAN_RULE}.{origin}"
     )
     return grid_table(
         f"ΔNLL with rounded weights, {scale}, {phase}",
@@ -123,14 +117,13 @@ def _layer_table(rows: Frame, phase: str, alpha: dict[str, float], origin: str) 
         return lambda part: part[part["bits"] == bits[0]].groupby("seed")[column].median()
 
     measures: list[Measure | Text] = [
-        Measure("RMS", median_of("rms"), power, POSITIVE),
-        Measure("kurtosis", median_of("kurtosis"), "{:.2f}".format, POSITIVE),
+        Measure("RMS", median_of("rms"), power),
+        Measure("kurtosis", median_of("kurtosis"), "{:.2f}".format),
         *(
             Measure(
                 f"{each:.0f} bits",
                 lambda part, each=each: part[part["bits"] == each].groupby("seed")["error"].median(),
                 power,
-                POSITIVE,
             )
             for each in bits
         ),
@@ -141,7 +134,6 @@ def _layer_table(rows: Frame, phase: str, alpha: dict[str, float], origin: str) 
                 "α_max",
                 lambda part: part.drop_duplicates("run_id").set_index("seed")["run_id"].map(known).dropna(),
                 power,
-                POSITIVE,
             )
         )
     caption = (

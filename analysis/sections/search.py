@@ -19,7 +19,8 @@ from analysis.drawing.marks import dots
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.measures import three_digits
+from analysis.numbers.spread import MEAN_RULE, Mean
 from analysis.sections.section import Captioned, Drawn, Figures, Section, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -69,7 +70,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
     caption = (
         f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, "
         "by the mean over seeds of the smaller of the validation NLL at the end and at initialisation "
-        f"({wording.words(study).unit}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. Point and "
+        f"({wording.words(study).unit}), which is finite where a run diverged. {MEAN_RULE}. Point and "
         f"round: when it was tried."
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
@@ -78,7 +79,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
 def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
     return (
         Cell(f"{row['number']:.0f}", f"round {row['round']:.0f}"),
-        Cell(f"{row['score']:.3f}", Spread.of(row["by_seed"], POSITIVE).detail(), bold=first),
+        Cell(f"{row['score']:.3f}", Mean.of(row["by_seed"]).detail(three_digits), bold=first),
         *(Cell(f"{row[name]:.4g}") for name in fields),
     )
 

@@ -20,7 +20,7 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Form, Measure, grid_table, phase_tables, rows_of_run
-from analysis.numbers.spread import EXTREME, INTERVAL_RULES
+from analysis.numbers.spread import MEDIAN_RULE
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study import wording
@@ -33,7 +33,7 @@ FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{
 
 def _measure(label: str, matrix: str, quantity: str, which: str) -> Measure:
     """Return a measure of single matrices or their product; ``which`` is the statistic per run."""
-    return Measure(label, lambda rows: reduce_by_run(rows, matrix, quantity, which), FORMS[which], EXTREME)
+    return Measure(label, lambda rows: reduce_by_run(rows, matrix, quantity, which), FORMS[which])
 
 
 MEASURES = (
@@ -95,7 +95,7 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         threshold=threshold_text(rows),
         precision=PRECISION,
     )
-    told = f"{caption} {INTERVAL_RULES[EXTREME]}.{origin}"
+    told = f"{caption} {MEDIAN_RULE}.{origin}"
     return grid_table(f"Mixing of residual streams, {phase}", told, rows, (SERIES, RATE), MEASURES, GROUPS)
 
 

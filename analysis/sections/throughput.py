@@ -7,7 +7,7 @@ import numpy as np
 from analysis.claims.rivals import compares_schemes
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
 from analysis.words import plural
@@ -47,11 +47,11 @@ def _table_of_clocks(study: Study) -> Table | None:
     if finished.empty:
         return None
     speed = (finished["num_tokens"] / finished["wall_s"]).groupby(finished["series"])
-    found = {name: Spread.of(speed.get_group(name), POSITIVE) for name in study.series if name in speed.groups}
+    found = {name: Spread.of(speed.get_group(name)) for name in study.series if name in speed.groups}
     rows = tuple((Cell(name), Cell(_round(each.median), each.detail(_round))) for name, each in found.items())
     caption = (
         f"{_unit(study)} per second of a run's whole wall time, validation and checkpoints in it; median over "
-        f"rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_place_text(study)}: runs "
+        f"rates and seeds. {MEDIAN_RULE}. Measured by the runs' own clocks{_place_text(study)}: runs "
         "of one mechanism followed each other, so that what else the machine did at the time is in it, and no ratio is "
         "made of it. python -m benchmarks.throughput runs/studies/"
         f"{study.name} measures them side by side."

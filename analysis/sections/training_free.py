@@ -16,13 +16,23 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from analysis.drawing.marks import entry, rate_entries
 from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.drawing.typeset import Table
-from analysis.measures import RATE, SERIES, Form, Measure, Place, grid_table, percent, phase_tables, rows_of_run
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, REAL, SHARE, Scale
+from analysis.measures import (
+    RATE,
+    SERIES,
+    Difference,
+    Form,
+    Measure,
+    Place,
+    grid_table,
+    percent,
+    phase_tables,
+    rows_of_run,
+)
+from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.section import Figures, Section, draw_by_phase, is_of_rates, make_body
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import power
 from stability.runs.words import Words
 
 NAME, LAYERS = "training_free", "training_free_layers"
@@ -95,24 +105,24 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str = "") -> lis
     def of_phase(of_models: Frame, phase: str) -> list[Table]:
         of_layers = layers[layers["phase"] == of_models["phase"].iloc[0]]
         return [
-            _table(f"NLL beyond that of sa, {phase}", beyond, origin, gaps(of_models), "{:+.4f}".format, REAL),
-            _table(f"Products skipped, {phase}", left_out, origin, shares(of_models), percent, SHARE),
-            _table(f"Relative error of the worst layer, {phase}", off, origin, errors(of_layers), power, POSITIVE),
+            _table(f"NLL beyond that of sa, {phase}", beyond, origin, gaps(of_models), Difference),
+            _table(f"Products skipped, {phase}", left_out, origin, shares(of_models), Measure, percent),
+            _table(f"Relative error of the worst layer, {phase}", off, origin, errors(of_layers), Measure),
         ]
 
     return phase_tables(models, of_phase)
 
 
-def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
-    """Return medians over seeds: one row per series, rate and stand-in, one column per budget."""
+def _table(title: str, caption: str, origin: str, values: Column, kind: type[Measure], *form: Form) -> Table:
+    """Return levels or differences over seeds: one row per series, rate and stand-in, one column per budget."""
     rows = values.rename("value").reset_index()
     budgets = sorted(set(rows["budget"]))
     measures = [
-        Measure(f"{budget:g}", lambda part, budget=budget: part.loc[part["budget"] == budget, "value"], form, scale)
+        kind(f"{budget:g}", lambda part, budget=budget: part.loc[part["budget"] == budget, "value"], *form)
         for budget in budgets
     ]
     places = (SERIES, RATE, Place("stand-in", "mixer"), Place("settings", "label"))
-    told = f"{caption} {INTERVAL_RULES[scale]}.{origin}"
+    told = f"{caption} {f'Mean. {MEAN_RULE}' if kind is Difference else MEDIAN_RULE}.{origin}"
     return grid_table(title, told, rows, places, measures, (("", 4), ("budget", len(budgets))))
 
 

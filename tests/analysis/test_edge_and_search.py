@@ -147,7 +147,7 @@ def test_the_best_points_come_first_with_their_seeds_spread_and_their_settings(t
     (table,) = search.search_tables(study)
     assert table.header == ("point", "objective", "lr_peak", "mechanism.sc.window")
     first, second = [[(cell.text, cell.detail) for cell in row] for row in table.rows]
-    assert first == [("3", "round 2"), ("2.970", "2.904–3.004, n=2"), ("0.004", ""), ("3", "")]
+    assert first == [("3", "round 2"), ("2.970", "2.904 to 3.004, n=2"), ("0.004", ""), ("3", "")]
     assert [cell[0] for cell in second] == ["1", "2.990", "0.001", "1"]
     assert "2 best points of 3 (1 without a result)" in table.caption
 

@@ -9,6 +9,7 @@ from analysis.measures import (
     LAYER,
     RATE,
     SERIES,
+    Difference,
     Measure,
     Place,
     Text,
@@ -19,7 +20,7 @@ from analysis.measures import (
     spread_cell,
     three_digits,
 )
-from analysis.numbers.spread import EXTREME, REAL, Spread
+from analysis.numbers.spread import Spread
 
 ROWS = pd.DataFrame(
     [
@@ -31,7 +32,7 @@ ROWS = pd.DataFrame(
         for value in (order + layer + seed, order + layer + seed + 0.5, 9.0)
     ]
 )  # fmt: skip
-VALUE = Measure("value", over_rows(lambda rows: rows["value"]), three_digits, EXTREME)
+VALUE = Measure("value", over_rows(lambda rows: rows["value"]), three_digits)
 
 
 def texts(table):
@@ -52,15 +53,19 @@ def test_rows_are_the_places_in_the_studys_order_and_cells_medians_over_seeds_of
 
 
 def test_a_summary_other_than_the_median_is_asked_for_by_its_name():
-    largest = Measure("largest", over_rows(lambda rows: rows["value"], "max"), three_digits, EXTREME)
+    largest = Measure("largest", over_rows(lambda rows: rows["value"], "max"), three_digits)
     assert grid_table("T", "c", ROWS, (SERIES,), (largest,)).rows[0][1].text == "9.000"
 
 
-def test_an_interval_that_may_be_negative_is_written_from_to():
-    signed = Measure("d", lambda rows: [-1.0, 1.0], "{:+.2f}".format, REAL, ends="{:+.1f}".format)
-    assert (signed.cell(ROWS).text, signed.cell(ROWS).detail) == ("+0.00", "-1.0 to +1.0, n=2")
-    one = Measure("d", lambda rows: [-1.0], "{:+.2f}".format, REAL, ends="{:+.1f}".format)
-    assert (one.cell(ROWS).text, one.cell(ROWS).detail) == ("-1.00", "n=1")
+def test_a_difference_is_a_mean_with_its_interval_written_from_to():
+    """Of 0, 1, 5: mean 2, standard error √7/√3, t(2) = 4.302653."""
+    cell = Difference("d", lambda rows: [0.0, 1.0, 5.0, math.inf], "{:+.3f}".format).cell(ROWS)
+    assert (cell.text, cell.detail) == ("+2.000", "-4.572 to +8.572, n=3")
+    two = Difference("d", lambda rows: [-1.0, 1.0], "{:+.1f}".format).cell(ROWS)
+    assert (two.text, two.detail) == ("+0.0", "-1.0 to +1.0, n=2")
+    one = Difference("d", lambda rows: [-1.0], "{:+.1f}".format).cell(ROWS)
+    assert (one.text, one.detail) == ("-1.0", "n=1")
+    assert Difference("d", lambda rows: []).cell(ROWS).text == "--"
 
 
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.inf,)])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.numbers.spread import EXTREME, POSITIVE, SHARE, Spread, interval, mean_interval, t_975
+from analysis.numbers.spread import Mean, Spread, interval, mean_interval, median_interval, t_975
 from analysis.words import count_range, duration, join_words, lr_text, plural, power, short_count
 
 
@@ -50,77 +50,42 @@ def test_mean_interval_without_enough_finite_values_is_everything(values):
     assert mean_interval(values) == (-math.inf, math.inf)
 
 
-def test_spread_is_range_for_two_and_t_interval_for_three():
+def test_a_spread_is_the_finite_values_median_and_range():
     assert Spread.of([2.0, 1.0]) == Spread(1.5, 1.0, 2.0, 2)
-    three = Spread.of([1.0, 2.0, 3.0, math.inf, math.nan])
-    assert three.n == 3 and (three.low, three.high) == pytest.approx(mean_interval([1.0, 2.0, 3.0]))
-
-
-# Student intervals that reports printed of quantities which cannot reach them: a share of tokens, distances of column
-# sums from 1, a spectral norm, the
-# logarithm of a range, a ratio of norms. Each is that of three possible values, two alike and one far above.
-IMPOSSIBLE = [
-    (0.0653, 1.27, SHARE),
-    *(
-        (low, high, POSITIVE)
-        for low, high in [(-0.12, 15.0), (-0.85, 1.7), (-158.7, 2293.0), (-1.903, 105.5), (-0.021, 1.824)]
-    ),
-]
-
-
-def three_of(low, high):
-    middle, deviation = (low + high) / 2, (high - low) / 2 * math.sqrt(3) / 4.302652729749462
-    low = middle - deviation / math.sqrt(3)
-    return [low, low, low + math.sqrt(3) * deviation]
-
-
-@pytest.mark.parametrize(("low", "high", "scale"), IMPOSSIBLE)
-def test_what_cannot_be_is_in_no_interval(low, high, scale):
-    values = three_of(low, high)
-    assert mean_interval(values) == pytest.approx((low, high), rel=1e-9), "as it was printed"
-    assert min(values) > 0 and (scale != SHARE or max(values) < 1), "the values themselves can be"
-    for each in (scale, EXTREME):
-        found = Spread.of(values, each)
-        assert 0 < found.low <= found.median < found.high and (scale != SHARE or found.high < 1)
-
-
-def test_the_interval_of_positive_values_is_students_on_their_logarithms():
-    stats = pytest.importorskip("scipy.stats")
-    values = [0.3, 2.0, 2.5, 9.0]
-    low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(values)), scale=stats.sem(np.log(values)))
-    assert interval(values, POSITIVE) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-9)
-    assert interval([10 * value for value in values], POSITIVE) == pytest.approx(
-        (10 * math.exp(low), 10 * math.exp(high)), rel=1e-9
-    )
-
-
-def test_the_interval_of_shares_is_the_mirrored_one_of_what_is_left():
-    stats = pytest.importorskip("scipy.stats")
-    values, odds = [0.9, 0.97, 0.995], np.log([9, 97 / 3, 199])
-    low, high = (
-        1 / (1 + math.exp(-end)) for end in stats.t.interval(0.95, 2, loc=np.mean(odds), scale=stats.sem(odds))
-    )
-    assert interval(values, SHARE) == pytest.approx((low, high), rel=1e-9)
-    assert interval([1 - value for value in values], SHARE) == pytest.approx((1 - high, 1 - low), rel=1e-9)
-
-
-def test_at_the_end_of_a_scale_and_for_extremes_it_is_the_range():
-    assert interval([0.0, 1.0, 2.0], POSITIVE) == (0.0, 2.0) and interval([-1e-17, 1.0, 2.0], POSITIVE) == (-1e-17, 2.0)
-    assert interval([0.5, 0.9, 1.0], SHARE) == (0.5, 1.0) == interval([0.5, 1.0, 0.9], EXTREME)
-
-
-def test_an_interval_over_more_than_a_decade_is_printed_as_the_range_and_decides_as_it_is():
-    """Half its logarithm is 4.303·s/√3: for 1, 2, 4 (s = ln 2) ×5.6 either side, for 1, 1.5, 2.25 ×2.7."""
-    wide, narrow = Spread.of([1, 2, 4], POSITIVE), Spread.of([1, 1.5, 2.25], POSITIVE)
-    assert wide.detail("{:.2f}".format) == "1.00–4.00, n=3" and wide.high / wide.low == pytest.approx(31.3, rel=1e-2)
-    assert narrow.detail("{:.2f}".format) == "0.55–4.11, n=3" and narrow.printed == (narrow.low, narrow.high)
-    assert Spread.of([-1, 1, 5]).printed == mean_interval([-1, 1, 5]), "of a difference it says something"
-
-
-def test_spread_of_one_and_of_none():
+    assert Spread.of([7.0, 1.0, 2.0, math.inf, math.nan]) == Spread(2.0, 1.0, 7.0, 3)
     assert Spread.of([1.0]).detail() == "n=1"
     assert Spread.of([]).n == 0 and math.isnan(Spread.of([math.inf]).median)
     assert Spread.of([1.0, 2.0]).detail() == "1.000–2.000, n=2"
+
+
+@pytest.mark.parametrize("number", [2, 5, 6, 8, 9, 12, 15, 16, 29, 100, 101])
+def test_from_nine_values_on_order_statistics_hold_the_median(number):
+    """As `scipy.stats.quantile_test` says, whose interval is infinite where the smallest and largest are too few."""
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(number).standard_cauchy(number).tolist()
+    known = stats.quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
+    expected = (known.low, known.high) if number > 5 else (min(values), max(values))
+    assert median_interval(values) == expected
+    assert (expected == (min(values), max(values))) == (number < 9)
+
+
+def test_a_mean_has_students_interval_or_the_range_of_two():
+    three = Mean.of([1.0, 2.0, 6.0, math.inf, math.nan])
+    assert (three.mean, three.n) == (3.0, 3) and (three.low, three.high) == mean_interval([1.0, 2.0, 6.0])
+    assert Mean.of([2.0, 1.0]) == Mean(1.5, 1.0, 2.0, 2) and Mean.of([2.0, 1.0]).detail() == "+1.000 to +2.000, n=2"
+    assert Mean.of([1.0]).detail() == "n=1" and Mean.of([]).n == 0 and math.isnan(Mean.of([math.nan]).mean)
+
+
+def test_of_positive_values_mean_and_interval_are_those_of_their_logarithms():
+    stats = pytest.importorskip("scipy.stats")
+    values = [0.3, 2.0, 2.5, 9.0]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(values)), scale=stats.sem(np.log(values)))
+    for unit in (1, 10):
+        found = Mean.of([unit * value for value in values], is_positive=True)
+        assert found.mean == pytest.approx(unit * stats.gmean(values), rel=1e-12)
+        assert (found.low, found.high) == pytest.approx((unit * math.exp(low), unit * math.exp(high)), rel=1e-9)
+    assert interval([0.0, 1.0, 2.0], is_positive=True) == (0.0, 2.0), "0 has no logarithm"
+    assert Mean.of([0.0, 1.0, 2.0], is_positive=True) == Mean(1.0, 0.0, 2.0, 3)
 
 
 @pytest.mark.parametrize(

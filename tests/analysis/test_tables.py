@@ -28,13 +28,13 @@ def nlls(*values):
     return lambda _m, _lr, seed: values[seed]
 
 
-def test_nll_cells_carry_median_interval_and_n(tmp_path):
+def test_nll_cells_carry_median_range_and_n(tmp_path):
     two = table_of(tmp_path / "2", nll.nll_tables, nll=nlls(2.0, 3.0))
     assert two.rows[0][1] == Cell("2.500", "2.000–3.000, n=2", bold=True)
     one = table_of(tmp_path / "1", nll.nll_tables, nll=nlls(2.0), seeds=1)
     assert one.rows[0][1].detail == "n=1"
     three = table_of(tmp_path / "3", nll.nll_tables, nll=nlls(1.0, 2.0, 3.0), seeds=3)
-    assert three.rows[0][1].text == "2.000" and three.rows[0][1].detail == "-0.484–4.484, n=3"
+    assert three.rows[0][1].text == "2.000" and three.rows[0][1].detail == "1.000–3.000, n=3"
 
 
 def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):

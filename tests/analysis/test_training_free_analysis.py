@@ -81,8 +81,8 @@ def test_tables_have_a_row_a_setting_and_a_column_a_budget(tmp_path):
     assert lost.header == ("mechanism", "LR", "stand-in", "settings", "0.25", "0.6", "1")
     assert len(lost.rows) == 2 * len(SETTINGS)
     by_place = {tuple(row[1:4]): row[4:] for row in cells(lost)}
-    assert by_place["1e-2", "sparge", "θ = 0.1, λ = -50"] == ["+1.6875", "+0.9000", "+0.0000"], "median of two seeds"
-    assert lost.rows[0][4].detail == "+1.1250–+2.2500, n=2"
+    assert by_place["1e-2", "sparge", "θ = 0.1, λ = -50"] == ["+1.6875", "+0.9000", "+0.0000"], "mean of two seeds"
+    assert lost.rows[0][4].detail == "+1.1250 to +2.2500, n=2"
     assert cells(skipped)[0][4:] == ["56.25 %", "30 %", "0 %"]
     assert cells(error)[0][4:] == ["1.5e0", "8.0e-1", "0"]
     assert [table.title.partition(",")[0] for table in (lost, skipped, error)] == [
