@@ -257,14 +257,16 @@ def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -
 def _limits(curves: dict[Key, Frame], span: tuple[int, int], validation: Column, *, early: bool) -> Limits:
     """Return limits around the median lines within the span; blow-ups are cut.
 
-    Upper end: the lines' start if early, else their 90th percentile.
+    Upper end: the lines' start if early, else their 90th percentile, but not above the start.
     """
     known = [_cut(line, *span)["median"].dropna() for line in curves.values()]
     known = [line for line in known if len(line)]
     if not known:
         return 0.0, 1.0
     values = np.concatenate(known)
-    high = float(np.median([line.iloc[0] for line in known])) if early else float(np.percentile(values, 90))
+    starts = [each.iloc[0] for line in curves.values() if len(each := line["median"].dropna())]
+    high = float(np.median(starts))
+    high = high if early else min(high, float(np.percentile(values, 90)))
     finite = validation[np.isfinite(validation)]
     low = min(float(values.min()), float(finite.min()) if len(finite) else math.inf)
     room = max(high - low, 0.01 * abs(low), 1e-3)

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.drawing.style import lr_colors
 from analysis.sections.curves import figures as curve_figures
-from analysis.sections.curves import median_curves, smooth
+from analysis.sections.curves import _spans, median_curves, smooth
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
@@ -139,6 +139,15 @@ def test_a_blow_up_stays_inside_the_axis_and_is_crossed(quickstart):
     assert late.get_ylim()[1] < INIT < early.get_ylim()[1] + 0.5
     crosses = [line for line in late.lines if line.get_marker() == "x"]
     assert len(crosses) == 2 and all(line.get_ydata()[0] <= late.get_ylim()[1] for line in crosses)
+
+
+def test_rates_that_explode_do_not_press_the_others_flat():
+    """Two of three rates end a hundred times above the start; the axis ends there."""
+    steps = np.arange(1, 201)
+    fall, rise = 5.0 - steps / 100, 5.0 * 1.03**steps
+    rows = pd.concat([runs(line.tolist(), lr=lr) for line, lr in ((fall, 1e-3), (rise, 1e-2), (rise, 1e-1))])
+    *_, whole = _spans(rows.assign(val_nll=math.nan))
+    assert 5 < whole.limits[1] < 6
 
 
 def test_many_series_make_several_figures_and_none_without_a_loss(tmp_path):
