@@ -25,6 +25,8 @@ from stability.runs.study import StudyFolder
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.sections.probed import ProbeTables
+
 HELP = """
 python -m stability.probe what=spectra|qk|streams|mirror|lengths|quantization ckpt=FOLDER [key=value …]
 python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
@@ -134,26 +136,32 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     return run.model.layers * (1 if spec.what == "qk" else run.model.loops * spec.sequences)
 
 
+def _tables_of(what: str) -> ProbeTables:
+    """Return how the numbers of ``what`` are printed."""
+    from analysis.sections import discrepancy, layers, lengths, mirror, quantization, streams, training_free
+
+    return {
+        "spectra": layers.SPECTRA_TABLES,
+        "qk": layers.QK_TABLES,
+        "pdmm": discrepancy.DEPTHS,
+        "streams": streams.TABLES,
+        "training_free": training_free.TABLES,
+        "mirror": mirror.TABLES,
+        "lengths": lengths.TABLES,
+        "quantization": quantization.TABLES,
+    }[what]
+
+
 def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     """Collect the study's runs into parquet and print the tables."""
-    from analysis.sections import discrepancy, lengths, mirror, quantization, training_free
-    from analysis.sections import layers as probe_tables
-    from analysis.sections import streams as stream_tables
+    from analysis.sections import discrepancy, lengths, quantization
     from stability.runs.results import write_graphs
 
     if spec.what == "pdmm":
         write_graphs(spec.what, _graph_frame(spec), study.results)
     loaded = collect_and_load(study)
-    own = {
-        "pdmm": discrepancy.study_tables,
-        "streams": stream_tables.study_tables,
-        "training_free": training_free.study_tables,
-        "mirror": mirror.study_tables,
-        "lengths": lengths.study_tables,
-        "quantization": quantization.study_tables,
-    }.get(spec.what)
-    tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
-    print_tables(study, tables, f"no run of {study.path.name} has numbers for what={spec.what}")
+    of_study = discrepancy.study_tables if spec.what == "pdmm" else _tables_of(spec.what).of_study
+    print_tables(study, of_study(loaded), f"no run of {study.path.name} has numbers for what={spec.what}")
     if spec.what in (judged := {"lengths": lengths, "quantization": quantization}):
         print_notes(judged[spec.what].sentences(loaded))
     return 0
@@ -161,35 +169,23 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase, if it has any."""
-    from analysis.sections import discrepancy, lengths, mirror, quantization, training_free
-    from analysis.sections import layers as probe_tables
-    from analysis.sections import streams as stream_tables
+    from analysis.sections import pdmm
     from stability.probes.layers.consensus import ropes_of
-    from stability.probes.layers.measuring import TABLES
     from stability.probes.layers.observing import layers_of
     from stability.runs.results import read_probe
 
     ((directory, run),) = plan.runs.items()
-    rows = read_probe(directory, TABLES[spec.what][0])
-    mechanism, words = run.mechanism, Registry("objectives").load(run.objective.name).words
-    if spec.what == "streams":
-        tables = stream_tables.run_tables(rows, run.residual.name, words)
-    elif spec.what == "mirror":
-        tables = mirror.run_tables(rows, mechanism.name, words)
-    elif spec.what == "lengths":
-        tables = lengths.run_tables(rows, mechanism.name, words)
-    elif spec.what == "quantization":
-        tables = quantization.run_tables(rows, read_probe(directory, quantization.LAYERS), mechanism.name, words)
-    elif spec.what == "training_free":
-        tables = training_free.run_tables(rows, read_probe(directory, training_free.LAYERS), mechanism.name, words)
-    elif spec.what == "pdmm":
-        tables = [*discrepancy.run_tables(rows, mechanism.name), discrepancy.pdmm_table(_graph_frame(spec))]
-    else:
-        ropes = ropes_of(layers_of(run, spec.what))
-        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes, words.held_out)
+    found = _tables_of(spec.what)
+    frames = {name: read_probe(directory, name) for name in found.names}
+    series = run.residual.name if spec.what == "streams" else run.mechanism.name
+    words = Registry("objectives").load(run.objective.name).words
+    ropes = ropes_of(layers_of(run, spec.what)) if spec.what == "spectra" else ()
+    tables = found.of_run(frames, series, words, ropes)
+    if spec.what == "pdmm":
+        tables.append(pdmm.pdmm_table(_graph_frame(spec)))
     if tables:  # a run of consensus has none for what=qk, as already printed
         print_text("\n\n".join(table.text(details=False) for table in tables))
-    if len(rows):
+    if any(len(rows) for rows in frames.values()):
         print_text(f"rows: {directory.path / 'probes'}")
 
 

@@ -27,12 +27,12 @@ from analysis.measures import (
     Text,
     grid_table,
     phase_tables,
-    rows_of_run,
     three_digits,
 )
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE, Mean
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
+from analysis.sections.probed import Probed, ProbeTables
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
 from analysis.study.load import Column, Frame, Study
 from analysis.words import join_words, wrap
@@ -107,24 +107,12 @@ SLOPES = tuple(
 )
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return the discrepancy by layer and its slope for each phase, then PDMM's; unmeasured ones are left out."""
-    made = []
-    if FIGURE in study.probes:
-        made = _depth_tables(study.probed(FIGURE))
-    return made + ([pdmm_table(study.probes[PDMM])] if PDMM in study.probes else [])
-
-
-def run_tables(frame: Frame, mechanism: str) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows."""
-    return _depth_tables(rows_of_run(frame, mechanism), " One run.")
-
-
-def _depth_tables(rows: Frame, origin: str = "") -> list[Table]:
+def _depth_tables(found: Probed) -> list[Table]:
     """Return each phase's relative discrepancy by layer and its slope.
 
     Both for own γ and γ = 1.
     """
+    origin = found.origin
     caption = f"{MEASURED} {MEDIAN_RULE}.{origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
@@ -133,7 +121,15 @@ def _depth_tables(rows: Frame, origin: str = "") -> list[Table]:
         layers = grid_table(title, caption, part, (SERIES, RATE, LAYER), by_layer)
         return [layers, _slope_table(part, phase, origin)]
 
-    return phase_tables(rows, of_phase)
+    return phase_tables(found.frames[FIGURE], of_phase)
+
+
+DEPTHS = ProbeTables((FIGURE,), _depth_tables)
+
+
+def study_tables(study: Study) -> list[Table]:
+    """Return the discrepancy by layer and its slope for each phase, then PDMM's; unmeasured ones are left out."""
+    return DEPTHS.of_study(study) + ([pdmm_table(study.probes[PDMM])] if PDMM in study.probes else [])
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:

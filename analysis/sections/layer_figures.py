@@ -18,7 +18,7 @@ from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import Spread
-from analysis.sections.layers import layer_and_filter, qk_heads, study_tables
+from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, layer_and_filter, qk_heads
 from analysis.sections.section import Figures, Section, draw_by_phase, make_body
 from analysis.study.load import Frame, Study
 from analysis.words import wrap
@@ -252,10 +252,10 @@ def _graph_figures(study: Study) -> Figures:
     }
 
 
-FILTERS = Section(make_body("", lambda study: study_tables(study, "spectra")), figures=_graph_figures)
+FILTERS = Section(make_body("", SPECTRA_TABLES.of_study), figures=_graph_figures)
 
 
 QK = Section(
-    make_body("", lambda study: study_tables(study, "qk")),
+    make_body("", QK_TABLES.of_study),
     figures=lambda study: draw_by_phase(study, "qk", probed_phases(study), qk_figures, QK_CAPTION),
 )

@@ -18,13 +18,11 @@ from analysis.measures import (
     over_rows,
     percent,
     phase_tables,
-    rows_of_run,
 )
 from analysis.numbers.spread import MEDIAN_RULE
-from analysis.study import wording
-from analysis.study.load import Column, Frame, Study
+from analysis.sections.probed import Probed, ProbeTables, one_table
+from analysis.study.load import Column, Frame
 from analysis.words import power
-from stability.runs.words import Words
 
 CONSENSUS, ATTENTION = "consensus", "attention"
 
@@ -60,39 +58,20 @@ QK_MEASURES = tuple(
 )
 
 
-def study_tables(study: Study, what: str) -> list[Table]:
-    """Return the tables of ``what`` ("spectra", "qk") for each of its phases; [] without any."""
-    if what not in study.probes:
-        return []
-    return _tables(study.probed(what), what, wording.words(study).held_out)
+def _tables(found: Probed) -> list[Table]:
+    """Return a table of consensus layers and one of attention for each phase."""
 
-
-def run_tables(
-    frame: Frame, mechanism: str, what: str, ropes: Collection[str] = (), held_out: str = Words.held_out
-) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows.
-
-    Args:
-        frame: the run's rows.
-        mechanism: its name in the tables.
-        what: "spectra" or "qk".
-        ropes: the layers' settings ``rope``; all are described if empty.
-        held_out: name of the held-out data.
-    """
-    return _tables(rows_of_run(frame, mechanism), what, held_out, " One run.", ropes)
-
-
-def _tables(rows: Frame, what: str, held_out: str, origin: str = "", ropes: Collection[str] = ()) -> list[Table]:
     def of_phase(part: Frame, phase: str) -> list[Table]:
-        if what == "qk":
-            return [_qk_table(part, phase, origin)]
-        kinds = family_of_layers(part)
+        kinds, held_out = family_of_layers(part), found.words.held_out
         return [
-            _consensus_table(part[kinds == CONSENSUS], phase, held_out, origin, ropes),
-            _attention_table(part[kinds == ATTENTION], phase, held_out, origin),
+            _consensus_table(part[kinds == CONSENSUS], phase, held_out, found.origin, found.ropes),
+            _attention_table(part[kinds == ATTENTION], phase, held_out, found.origin),
         ]
 
-    return phase_tables(rows, of_phase)
+    return phase_tables(found.frames["spectra"], of_phase)
+
+
+SPECTRA_TABLES = ProbeTables(("spectra",), _tables)
 
 
 def family_of_layers(spectra: Frame) -> Any:
@@ -171,15 +150,18 @@ def qk_heads(rows: Frame) -> Frame:
         return ends.assign(norm=ends["max"], condition=ends["max"] / ends["min"])
 
 
-def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
+def _qk_table(rows: Frame, phase: str, found: Probed) -> Table:
     """Return one phase's σ(W_qᵀW_k): median and largest norm and condition over heads, one row per series and LR."""
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
         f"smallest of the singular values that the head width allows. Consensus has no queries and keys. "
-        f"{MEDIAN_RULE}.{origin}"
+        f"{MEDIAN_RULE}.{found.origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
     return grid_table(f"σ(W_qᵀW_k), {phase}", caption, qk_heads(rows), (SERIES, RATE), QK_MEASURES, groups)
+
+
+QK_TABLES = one_table("qk", _qk_table)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

@@ -12,13 +12,12 @@ from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
 from analysis.numbers.lengths import NAME, list_multiples, read_best
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
+from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study import wording
 from analysis.study.load import Frame, Study
-from stability.runs.words import Words
 
 TITLE = "Texts longer than in training"
 CAPTION = (
@@ -40,27 +39,7 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and NAME in study.probes
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return the NLL in pieces and the change with each length, for each phase; [] if no run was probed."""
-    return _tables(study.probed(NAME), wording.words(study)) if NAME in study.probes else []
-
-
-def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows.
-
-    Args:
-        rows: the run's rows.
-        mechanism: its name in the tables.
-        words: its objective's words.
-    """
-    return _tables(rows_of_run(rows, mechanism), words, " One run.")
-
-
-def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
-    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
-
-
-def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+def _table(rows: Frame, phase: str, found: Probed) -> Table:
     """Return one row per series and rate: the NLL in pieces, and its change with each length."""
     multiples = sorted(set(rows["multiple"]))
     nll = Measure("NLL", lambda part: part.groupby("seed")["nll"].first(), three_digits)
@@ -70,11 +49,14 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     ]
     num = " or ".join(f"{each:,.0f}" for each in sorted(set(rows["sequences"])))
     caption = (
-        f"{words.unit.capitalize()} on {num} held-out texts in pieces of the trained length, and its change if "
-        f"they are read in pieces of so many times that length. {MEDIAN_RULE}. Change: mean. {MEAN_RULE}.{origin}"
+        f"{found.words.unit.capitalize()} on {num} held-out texts in pieces of the trained length, and its change if "
+        f"they are read in pieces of so many times that length. {MEDIAN_RULE}. Change: mean. {MEAN_RULE}.{found.origin}"
     )
     groups = (("", 3), ("ΔNLL (nats)", len(changes)))
     return grid_table(f"ΔNLL of longer texts, {phase}", caption, rows, (SERIES, RATE), [nll, *changes], groups)
+
+
+TABLES = one_table(NAME, _table)
 
 
 def figures(study: Study) -> Figures:
@@ -108,11 +90,11 @@ def sentences(study: Study) -> list[str]:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study))
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study))
 
 
 def tables(study: Study) -> Sequence[Table | str]:
-    return [*study_tables(study), *sentences(study)]
+    return [*TABLES.of_study(study), *sentences(study)]
 
 
 SECTION = Section(body, applies, figures, make_printer(tables), body)

@@ -8,10 +8,11 @@ from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Table
-from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
 from analysis.numbers.windows import windows
+from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import (
     Drawn,
     Figures,
@@ -24,7 +25,6 @@ from analysis.sections.section import (
 )
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from stability.runs.words import Words
 
 TITLE, NAME = "A text and its mirror image", "mirror"
 BLIND = (
@@ -48,37 +48,18 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and NAME in study.probes
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return NLL, mirrored NLL and their difference for each phase; [] if no run was probed."""
-    if NAME not in study.probes:
-        return []
-    return _tables(study.probed(NAME), wording.words(study))
-
-
-def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows.
-
-    Args:
-        rows: the run's rows.
-        mechanism: its name in the tables.
-        words: its objective's words.
-    """
-    return _tables(rows_of_run(rows, mechanism), words, " One run.")
-
-
-def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
-    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
-
-
-def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+def _table(rows: Frame, phase: str, found: Probed) -> Table:
     """Return one phase's table, one row per series and learning rate; medians over seeds."""
     num = sorted({int(each) for each in rows["sequences"]})
     caption = (
-        f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
-        f"the same examples read backwards under mirrored masks and noise. {BLIND} {MEDIAN_RULE}. Difference: mean, "
-        f"paired by seed. {MEAN_RULE}.{origin}"
+        f"{found.words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, "
+        f"and on the same examples read backwards under mirrored masks and noise. {BLIND} {MEDIAN_RULE}. Difference: "
+        f"mean, paired by seed. {MEAN_RULE}.{found.origin}"
     )
     return grid_table(f"NLL of mirrored examples, {phase}", caption, rows, (SERIES, RATE), MEASURES)
+
+
+TABLES = one_table(NAME, _table)
 
 
 def figures(study: Study) -> Figures:
@@ -115,8 +96,8 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     rows = study.probed(NAME)
     best = {name: each.median.best_lr for name, each in windows(study).items() if each.median}
     at_best = rows[rows["run_lr"] == rows["series"].map(best)]
-    found = _tables(at_best, wording.words(study), " At each one's best rate.")
+    found = TABLES.make(Probed({NAME: at_best}, wording.words(study), " At each one's best rate."))
     return heading(TITLE) + pictures(drawn)[:1] + tuple(found[:1])
 
 
-SECTION = Section(make_body(TITLE, study_tables), applies, figures, make_printer(study_tables), brief)
+SECTION = Section(make_body(TITLE, TABLES.of_study), applies, figures, make_printer(TABLES.of_study), brief)

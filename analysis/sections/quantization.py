@@ -23,13 +23,12 @@ from analysis.measures import (
     Text,
     grid_table,
     phase_tables,
-    rows_of_run,
     three_digits,
 )
 from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
+from analysis.sections.probed import Probed, ProbeTables
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import join_words, power
 from stability.runs.words import Words
@@ -52,35 +51,25 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and NAME in study.probes
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return ΔNLL by bits for each phase and group, and the layers' numbers; [] if no run was probed."""
-    if NAME not in study.probes:
-        return []
-    layers = study.probed(LAYERS) if LAYERS in study.probes else None
-    alpha = study.curvature[study.curvature["phase"] == TERMINAL].groupby("run_id")["alpha_max"].median()
-    return _tables(study.probed(NAME), layers, wording.words(study), alpha.to_dict())
+def _tables(found: Probed) -> list[Table]:
+    """Return ΔNLL by bits for each phase and group, and the layers' numbers."""
+    layers, alpha = found.frames.get(LAYERS), {} if found.study is None else _terminal_alpha(found.study)
 
-
-def run_tables(rows: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows.
-
-    Args:
-        rows: the run's rows.
-        layers: its rows by layer.
-        mechanism: its name in the tables.
-        words: its objective's words.
-    """
-    return _tables(rows_of_run(rows, mechanism), rows_of_run(layers, mechanism), words, {}, " One run.")
-
-
-def _tables(rows: Frame, layers: Frame | None, words: Words, alpha: dict[str, float], origin: str = "") -> list[Table]:
     def of_phase(part: Frame, phase: str) -> list[Table]:
-        found = [_gap_table(own, phase, words, origin) for _, own in part.groupby("group")]
+        tables = [_gap_table(own, phase, found.words, found.origin) for _, own in part.groupby("group")]
         name = part["phase"].iloc[0]
         own = None if layers is None else layers[(layers["phase"] == name) & (layers["group"] == layers["group"].min())]
-        return found + ([] if own is None or own.empty else [_layer_table(own, phase, alpha, origin)])
+        return tables + ([] if own is None or own.empty else [_layer_table(own, phase, alpha, found.origin)])
 
-    return phase_tables(rows, of_phase)
+    return phase_tables(found.frames[NAME], of_phase)
+
+
+def _terminal_alpha(study: Study) -> dict[str, float]:
+    rows = study.curvature[study.curvature["phase"] == TERMINAL]
+    return rows.groupby("run_id")["alpha_max"].median().to_dict()
+
+
+TABLES = ProbeTables((NAME, LAYERS), _tables)
 
 
 def _gap_table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
@@ -205,16 +194,16 @@ def sentences(study: Study) -> list[str]:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study))
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study))
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return verdicts, figure and the first table."""
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(study_tables(study)[:1])
+    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study)[:1])
 
 
 def tables(study: Study) -> Sequence[Table | str]:
-    return [*study_tables(study), *sentences(study)]
+    return [*TABLES.of_study(study), *sentences(study)]
 
 
 SECTION = Section(body, applies, figures, make_printer(tables), brief)

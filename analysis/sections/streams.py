@@ -19,9 +19,10 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
-from analysis.measures import RATE, SERIES, Form, Measure, grid_table, phase_tables, rows_of_run
+from analysis.measures import RATE, SERIES, Form, Measure, grid_table
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.numbers.step_shares import PHASES, phases_of
+from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
@@ -63,30 +64,9 @@ PRECISION = (
 )
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return a table for each phase; [] if no run was probed."""
-    if NAME not in study.probes:
-        return []
-    return _tables(study.probed(NAME), wording.words(study))
-
-
-def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
-    """Return the table of `study_tables` for one run's rows.
-
-    Args:
-        frame: the run's rows.
-        residual: its residual scheme's name.
-        words: its objective's words.
-    """
-    return _tables(rows_of_run(frame, residual), words, " One run.")
-
-
-def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
-    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
-
-
-def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+def _table(rows: Frame, phase: str, found: Probed) -> Table:
     """Return one phase's distances from doubly stochastic, one row per series and learning rate."""
+    words = found.words
     caption = CAPTION.format(
         position=words.position[0],
         positions=words.position[1],
@@ -95,8 +75,11 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         threshold=threshold_text(rows),
         precision=PRECISION,
     )
-    told = f"{caption} {MEDIAN_RULE}.{origin}"
+    told = f"{caption} {MEDIAN_RULE}.{found.origin}"
     return grid_table(f"Mixing of residual streams, {phase}", told, rows, (SERIES, RATE), MEASURES, GROUPS)
+
+
+TABLES = one_table(NAME, _table)
 
 
 def position_count(rows: Frame, words: Words) -> str:
@@ -204,7 +187,7 @@ def _figure_caption(shown: Frame, phase: str, words: Words) -> str:
 def body(study: Study, drawn: Drawn) -> Pieces:
     said = example_text(iterations_of(study.probed(NAME)))
     head = heading("How doubly stochastic the mixing of residual streams is")
-    return head + pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
+    return head + pictures(drawn) + (paragraph(said) if said else ()) + shown(TABLES.of_study(study))
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:

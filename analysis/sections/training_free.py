@@ -26,14 +26,12 @@ from analysis.measures import (
     grid_table,
     percent,
     phase_tables,
-    rows_of_run,
 )
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
+from analysis.sections.probed import Probed, ProbeTables
 from analysis.sections.section import Figures, Section, draw_by_phase, is_of_rates, make_body
-from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from stability.runs.words import Words
 
 NAME, LAYERS = "training_free", "training_free_layers"
 SETTING = ["order", "series", "run_lr", "mixer", "label", "budget"]
@@ -68,27 +66,11 @@ def errors(layers: Frame) -> Column:
     return layers.groupby([*RUN, "layer"])["error"].mean().groupby(level=RUN).max()
 
 
-def study_tables(study: Study) -> list[Table]:
-    """Return three tables for each phase: NLL gap, products skipped, worst layer's error; [] without a probe."""
-    if NAME not in study.probes or LAYERS not in study.probes:
+def _tables(found: Probed) -> list[Table]:
+    """Return three tables for each phase: NLL gap, products skipped, worst layer's error; [] without both frames."""
+    if LAYERS not in found.frames:
         return []
-    return _tables(study.probed(NAME), study.probed(LAYERS), wording.words(study))
-
-
-def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the tables of `study_tables` for one run's rows.
-
-    Args:
-        models: the run's rows over the whole model.
-        layers: its rows by layer.
-        mechanism: its name in the tables.
-        words: its objective's words.
-    """
-    return _tables(rows_of_run(models, mechanism), rows_of_run(layers, mechanism), words, " One run.")
-
-
-def _tables(models: Frame, layers: Frame, words: Words, origin: str = "") -> list[Table]:
-    """Return the three tables of each phase in the rows."""
+    layers, origin = found.frames[LAYERS], found.origin
     left_out = (
         "Share of the products q·k and weight · value of sa that are left out, over heads, layers and sequences, "
         f"layers being given what they are in the trained model. {BUDGETS} {NOT_TIMED}"
@@ -98,8 +80,8 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str = "") -> lis
         f"sequences, of the layer where that is largest. {BUDGETS}"
     )
     beyond = (
-        f"Nats per predicted position on held-out {words.held_out} beyond the trained model's, where another mechanism "
-        f"stands in for sa in all layers, without training. {BUDGETS}"
+        f"Nats per predicted position on held-out {found.words.held_out} beyond the trained model's, where another "
+        f"mechanism stands in for sa in all layers, without training. {BUDGETS}"
     )
 
     def of_phase(of_models: Frame, phase: str) -> list[Table]:
@@ -110,7 +92,10 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str = "") -> lis
             _table(f"Relative error of the worst layer, {phase}", off, origin, errors(of_layers), Measure),
         ]
 
-    return phase_tables(models, of_phase)
+    return phase_tables(found.frames[NAME], of_phase)
+
+
+TABLES = ProbeTables((NAME, LAYERS), _tables)
 
 
 def _table(title: str, caption: str, origin: str, values: Column, kind: type[Measure], *form: Form) -> Table:
@@ -221,4 +206,4 @@ def choose_budget(budgets: Sequence[float]) -> float:
     return min(budgets, key=lambda budget: (abs(budget - SHOWN_BUDGET), budget))
 
 
-SECTION = Section(make_body("What stands in for sa without training", study_tables), applies, figures)
+SECTION = Section(make_body("What stands in for sa without training", TABLES.of_study), applies, figures)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis.drawing.style import lr_colors
-from analysis.sections.curves import figures as curve_figures
 from analysis.sections.curves import _spans, median_curves, smooth
+from analysis.sections.curves import figures as curve_figures
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 

@@ -11,18 +11,19 @@ from pypdf import PdfReader
 
 from analysis.report import build
 from analysis.sections.discrepancy import (
+    DEPTHS,
     depth_figures,
     direction,
     figures,
     hypothesis,
     relative,
-    run_tables,
     slopes,
     study_tables,
 )
 from analysis.sections.pdmm import pdmm_figure, pdmm_table, shrinkage
 from analysis.study.load import load
 from stability.runs import results
+from stability.runs.words import Words
 from tests.analysis.synthetic import write_study
 
 LAYERS = (0, 1, 2)
@@ -138,7 +139,7 @@ def test_a_single_attention_layer_has_no_slope():
 
 def test_one_runs_tables_need_no_study(tmp_path):
     frame = pd.read_parquet(study_with(tmp_path, 1) / "results" / "discrepancy.parquet")
-    tables = run_tables(frame[frame.run_id == frame.run_id.iloc[0]], "sa")
+    tables = DEPTHS.of_run({"discrepancy": frame[frame.run_id == frame.run_id.iloc[0]]}, "sa", Words())
     assert [table.title for table in tables] == [
         "Consensus discrepancy of softmax attention, terminal checkpoint",
         "Does the discrepancy fall with depth, terminal checkpoint",

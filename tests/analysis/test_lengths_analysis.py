@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis.claims.judging import judge
 from analysis.report import build
-from analysis.sections.lengths import figures, run_tables, study_tables
+from analysis.sections.lengths import TABLES, figures
 from analysis.study.load import COLUMNS, load
 from stability.runs.words import Words
 from tests.analysis.synthetic import write_study, write_table
@@ -65,7 +65,7 @@ def test_two_seeds_indicate_and_one_claims_nothing(tmp_path):
 
 def test_the_table_has_every_rate_and_says_which_scheme_cannot(tmp_path):
     study = load(study_with(tmp_path, phases=("terminal", "earliest")))
-    first, second = study_tables(study)
+    first, second = TABLES.of_study(study)
     assert first.title == "ΔNLL of longer texts, terminal checkpoint" and "earliest" in second.title
     assert first.header == ("mechanism", "LR", "NLL", "2 times", "4 times") and len(first.rows) == 6
     cells = {(row[0].text, row[1].text): [cell.text for cell in row[2:]] for row in first.rows}
@@ -92,5 +92,5 @@ def test_the_report_shows_verdicts_figure_and_table(tmp_path, drawn):
 
 def test_one_run_has_a_table_of_its_own(tmp_path):
     rows = pd.read_parquet(study_with(tmp_path) / "results" / "lengths.parquet").iloc[:2]
-    (table,) = run_tables(rows, "sa", Words())
+    (table,) = TABLES.of_run({"lengths": rows}, "sa", Words())
     assert "One run." in table.caption and [cell.text for cell in table.rows[0]][:2] == ["sa", "1e-3"]

@@ -7,7 +7,7 @@ import pytest
 from pypdf import PdfReader
 
 from analysis.report import build
-from analysis.sections.mirror import brief, figures, phase_figures, run_tables, study_tables
+from analysis.sections.mirror import TABLES, brief, figures, phase_figures
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.words import Words
@@ -41,7 +41,7 @@ def cells(table):
 
 
 def test_the_table_has_medians_and_the_interval_of_the_paired_difference(tmp_path):
-    (table,) = study_tables(load(study_with(tmp_path)))
+    (table,) = TABLES.of_study(load(study_with(tmp_path)))
     assert table.header == ("mechanism", "LR", "NLL", "read backwards", "difference")
     assert cells(table) == [
         ["sa", "1e-3", "2.250", "2.850", "+0.6000"],
@@ -55,20 +55,22 @@ def test_the_table_has_medians_and_the_interval_of_the_paired_difference(tmp_pat
 
 
 def test_a_run_that_was_not_measured_is_not_counted(tmp_path):
-    (table,) = study_tables(load(study_with(tmp_path, leave_out={("sa", 1e-3, 0), ("sa", 1e-3, 2)})))
+    (table,) = TABLES.of_study(load(study_with(tmp_path, leave_out={("sa", 1e-3, 0), ("sa", 1e-3, 2)})))
     assert [cell.detail for cell in table.rows[0][2:]] == ["n=1"] * 3 and cells(table)[0][4] == "+0.6000"
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus():
     rows = pd.DataFrame({"run_id": "a", "phase": "terminal", "lr": 1e-3, "sequences": 8, "nll": 2.0,
                          "mirrored_nll": 2.0, "difference": [-3e-7]})  # fmt: skip
-    (table,) = run_tables(rows, "sc", Words())
+    (table,) = TABLES.of_run({"mirror": rows}, "sc", Words())
     assert cells(table)[0][-1] == "+0.0000"
 
 
 def test_one_runs_table_needs_no_study(tmp_path):
     frame = pd.read_parquet(study_with(tmp_path, 1) / "results" / "mirror.parquet")
-    (table,) = run_tables(frame[frame.run_id == frame.run_id.iloc[0]], "sa", Words(unit="nats per residue"))
+    (table,) = TABLES.of_run(
+        {"mirror": frame[frame.run_id == frame.run_id.iloc[0]]}, "sa", Words(unit="nats per residue")
+    )
     assert cells(table) == [["sa", "1e-3", "2.000", "2.500", "+0.5000"]]
     assert table.caption.startswith("Nats per residue on the run's")
 
@@ -93,7 +95,7 @@ def test_a_short_report_has_each_series_at_its_own_best_rate(tmp_path):
 
 def test_a_single_learning_rate_makes_a_table_and_no_figure(tmp_path):
     study = load(study_with(tmp_path, lrs=(1e-3,)))
-    assert figures(study) == {} and len(study_tables(study)) == 1
+    assert figures(study) == {} and len(TABLES.of_study(study)) == 1
 
 
 def test_the_report_shows_figure_and_table(tmp_path, drawn):
@@ -111,4 +113,4 @@ def test_the_report_shows_figure_and_table(tmp_path, drawn):
 
 def test_without_the_probe_the_report_has_no_such_section(tmp_path):
     study = load(write_study(tmp_path, name="bare", mechanisms=["sa"], lrs=LRS, seeds=1))
-    assert study_tables(study) == [] and figures(study) == {}
+    assert TABLES.of_study(study) == [] and figures(study) == {}

@@ -27,10 +27,11 @@ from analysis.sections.layer_figures import (
     qk_figures,
     response_curve,
 )
-from analysis.sections.layers import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
+from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, connectivity_table, layer_and_filter, qk_heads, slope
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.schema import OPTIONAL
+from stability.runs.words import Words
 from tests.analysis.synthetic import write_study
 
 RUNS = [SimpleNamespace(run_id=str(seed), mechanism="sc", lr=1e-3, seed=seed) for seed in range(3)]
@@ -115,7 +116,7 @@ def cells(table):
 
 
 def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
-    consensus, attention = study_tables(load(probed), "spectra")
+    consensus, attention = SPECTRA_TABLES.of_study(load(probed))
     assert [row[:3] for row in cells(consensus)] == [
         [m, lr, layer] for m, layers in (("sc", "01"), ("mix", "1")) for lr in ("1e-3", "1e-2") for layer in layers
     ]
@@ -134,14 +135,14 @@ def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
 def test_one_runs_tables_need_no_study(probed):
     frame = pd.read_parquet(probed / "results" / "spectra.parquet")
     one = frame[frame.run_id == frame.run_id.iloc[-1]]
-    assert [table.title for table in run_tables(one, "mix", "spectra")] == [
+    assert [table.title for table in SPECTRA_TABLES.of_run({"spectra": one}, "mix", Words())] == [
         "Learned graphs of consensus layers, terminal checkpoint",
         "Softmax attention as a filter, terminal checkpoint",
     ]
 
 
 def test_norm_and_condition_are_taken_head_by_head(probed):
-    (table,) = study_tables(load(probed), "qk")
+    (table,) = QK_TABLES.of_study(load(probed))
     assert [row[:2] for row in cells(table)] == [["sa", "1e-3"], ["sa", "1e-2"], ["mix", "1e-3"], ["mix", "1e-2"]]
     assert cells(table)[0][2:] == ["2.0e2", "2.0e2", "1.5e2", "2.0e2"]
     values = [("a", 0, 4.0), ("a", 0, 0.0)]
@@ -163,7 +164,7 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
 
 
 def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
-    (consensus, _) = study_tables(load(probed), "spectra")
+    (consensus, _) = SPECTRA_TABLES.of_study(load(probed))
     for text in (consensus.caption, FILTER_CAPTION):
         assert (
             "with mechanism.sc.rope=none the filter is the whole update, u − 2ηL̄u" in text
@@ -186,9 +187,11 @@ def test_many_learned_steps_are_told_as_a_range():
     rows = pd.DataFrame(
         [spectra_row(run, 0, 0, 0) | {"step_size": eta} for run, eta in zip(RUNS, (0.08123, 0.09, 0.12), strict=True)]
     )
-    (table,) = run_tables(rows, "sc", "spectra", {"absolute"})
+    (table,) = SPECTRA_TABLES.of_run({"spectra": rows}, "sc", Words(), {"absolute"})
     assert "η = 0.0812 … 0.12 (" in table.caption
-    (table,) = run_tables(rows.assign(step_size=[0.1, 0.1, 0.10000001]), "sc", "spectra", {"absolute"})
+    (table,) = SPECTRA_TABLES.of_run(
+        {"spectra": rows.assign(step_size=[0.1, 0.1, 0.10000001])}, "sc", Words(), {"absolute"}
+    )
     assert "η = 0.1 (" in table.caption
 
 

@@ -14,7 +14,7 @@ from analysis.claims.judging import judge
 from analysis.claims.quantization import PAPER
 from analysis.numbers.quantization import compare_decay, compare_rates, count_lost
 from analysis.report import build
-from analysis.sections.quantization import figures, sentences, study_tables
+from analysis.sections.quantization import TABLES, figures, sentences
 from analysis.study.load import COLUMNS, load
 from tests.analysis.synthetic import write_study, write_table
 
@@ -118,7 +118,7 @@ def test_without_checkpoints_before_a_decay_there_is_no_claim_about_it(tmp_path)
 
 def test_tables_have_each_rate_and_number_of_bits(tmp_path):
     study = load(study_with(tmp_path))
-    first, layers, before, _ = study_tables(study)
+    first, layers, before, _ = TABLES.of_study(study)
     assert first.header == ("mechanism", "LR", "NLL", "8 bits", "3 bits", "2 bits") and len(first.rows) == 8
     assert first.rows[1][5].text == "+0.1000" and "before the decay" in before.title
     assert layers.header[2:4] == ("RMS", "kurtosis") and layers.rows[0][5].text == "1.2e-1"
@@ -131,10 +131,10 @@ def test_the_layers_table_has_alpha_max_of_the_terminal_checkpoint(tmp_path):
     curvature = pd.read_parquet(folder / "results" / "curvature.parquet")
     earliest = curvature.assign(phase="earliest", alpha_max=1e3 * curvature["alpha_max"])
     write_table(folder / "results" / "curvature.parquet", "curvature", pd.concat([curvature, earliest]))
-    layers = study_tables(load(folder))[1]
+    layers = TABLES.of_study(load(folder))[1]
     assert layers.header[-1] == "α_max" and "median over recorded steps" in layers.caption
     assert [row[-1].text for row in layers.rows[:4]] == ["6.0e-4", "2.0e-3", "6.0e-3", "2.0e-2"]
-    assert "α_max" not in study_tables(load(study_with(tmp_path / "without")))[1].header
+    assert "α_max" not in TABLES.of_study(load(study_with(tmp_path / "without")))[1].header
 
 
 def test_the_report_shows_verdicts_figure_and_table(tmp_path, drawn):

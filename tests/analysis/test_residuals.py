@@ -148,7 +148,7 @@ def probed(tmp_path):
 
 
 def test_the_table_holds_the_worst_of_a_run(probed):
-    (table,) = streams.study_tables(load(probed))
+    (table,) = streams.TABLES.of_study(load(probed))
     assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
     cells = dict(
         zip(
@@ -212,7 +212,7 @@ def test_a_table_from_before_the_threshold_was_a_setting_says_what_it_counted(tm
             folder / "results" / "streams.parquet",
             frame[~(frame["run_id"].isin(older) & (frame["quantity"] == "threshold"))],
         )
-        (table,) = streams.study_tables(load(folder))
+        (table,) = streams.TABLES.of_study(load(folder))
         assert told in table.caption and table.rows[0][3].text == "25 %"
 
 
@@ -227,7 +227,7 @@ def test_intervals_of_the_worst_are_what_the_seeds_showed(tmp_path):
     )
     frame["value"] = frame["value"].where(frame["quantity"] != "beyond", np.array([0.2, 0.25, 0.99])[place])
     write(folder / "results" / "streams.parquet", frame)
-    (table,) = streams.study_tables(load(folder))
+    (table,) = streams.TABLES.of_study(load(folder))
     details = dict(zip(table.header, (cell.detail for cell in table.rows[0]), strict=True))
     assert (
         details["outliers"] == "20 %–99 %, n=3"

@@ -8,15 +8,14 @@ from pypdf import PdfReader
 
 from analysis.report import build
 from analysis.sections.training_free import (
+    TABLES,
     applies,
     choose_budget,
     errors,
     figures,
     gaps,
     phase_figures,
-    run_tables,
     shares,
-    study_tables,
 )
 from analysis.study.load import load
 from stability.runs import results
@@ -77,7 +76,7 @@ def test_a_sequence_without_a_predicted_position_counts_for_nothing(tmp_path):
 
 
 def test_tables_have_a_row_a_setting_and_a_column_a_budget(tmp_path):
-    lost, skipped, error = study_tables(load(study_with(tmp_path)))
+    lost, skipped, error = TABLES.of_study(load(study_with(tmp_path)))
     assert lost.header == ("mechanism", "LR", "stand-in", "settings", "0.25", "0.6", "1")
     assert len(lost.rows) == 2 * len(SETTINGS)
     by_place = {tuple(row[1:4]): row[4:] for row in cells(lost)}
@@ -91,9 +90,10 @@ def test_tables_have_a_row_a_setting_and_a_column_a_budget(tmp_path):
 
 
 def test_one_runs_tables_need_no_study(tmp_path):
-    frames = [pd.read_parquet(study_with(tmp_path, 1) / "results" / f"{name}.parquet") for name in NAMES]
-    run = frames[0].run_id.iloc[0]
-    tables = run_tables(*(frame[frame.run_id == run] for frame in frames), "sa", Words())
+    frames = {name: pd.read_parquet(study_with(tmp_path, 1) / "results" / f"{name}.parquet") for name in NAMES}
+    run = frames[NAMES[0]].run_id.iloc[0]
+    of_run = {name: frame[frame.run_id == run] for name, frame in frames.items()}
+    tables = TABLES.of_run(of_run, "sa", Words())
     assert [len(table.rows) for table in tables] == [3, 3, 3]
 
 
@@ -132,7 +132,7 @@ def test_the_report_shows_figure_and_tables(tmp_path, drawn):
 
 def test_without_a_probe_there_is_no_section(tmp_path):
     study = load(write_study(tmp_path, mechanisms=["sa"], lrs=(1e-3,), seeds=1))
-    assert not applies(study) and not study_tables(study) and not figures(study)
+    assert not applies(study) and not TABLES.of_study(study) and not figures(study)
 
 
 @pytest.mark.parametrize("name", NAMES)
