@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from analysis.claims import lengths, mixers, quantization, recall, rivals, signals
+from analysis.claims import ablation, lengths, mixers, quantization, recall, rivals, signals
 from analysis.claims.claim import (
     ATTENTIONX,
     CONSENSUS,
@@ -62,7 +62,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
         prefix = f"Setting {setting}: " if setting else ""
         remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(sides)]
         papers += [_name_setting(claim, prefix) for claim in _judge_consensus(study, sides)]
-    papers += low_pass_claims(study)
+    papers += [*low_pass_claims(study), *ablation.claims(study)]
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
     papers += [*recall.claims(study), *quantization.claims(study), *lengths.claims(study), *signals.claims(study)]

@@ -13,6 +13,7 @@ from analysis.drawing.pieces import Picture, Pieces, heading, paragraph, shown
 from analysis.drawing.style import RC
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.ablations import ablations
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.paper.beside import accuracy_table, claims_table, loss_tables
@@ -30,7 +31,6 @@ from analysis.paper.grid import (
 from analysis.paper.printed import ablation_tables_beside
 from analysis.paper.tables import alpha_tables, list_measured, nll_tables
 from analysis.sections import ablation_figure, curves
-from analysis.sections.ablation import ablations
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text

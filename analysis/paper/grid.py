@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.drawing.tables import source
-from analysis.sections.ablation import tells_all
+from analysis.numbers.ablations import tells_all
 from analysis.study import naming, wording
 from analysis.study.load import Column, Frame, Study
 

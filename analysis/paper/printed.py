@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from analysis import published
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.ablations import PAPER_HEADINGS, PAPER_PART
 from analysis.numbers.step_shares import EARLIEST, TERMINAL
 from analysis.paper import printed
 from analysis.paper.grid import Block, modality, size
-from analysis.sections.ablation import PAPER_HEADINGS, PAPER_PART, ablation_tables
+from analysis.sections.ablation import ablation_tables
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text, value_text
 

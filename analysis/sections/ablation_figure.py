@@ -16,7 +16,8 @@ from analysis.drawing import pieces
 from analysis.drawing.marks import dots, mark
 from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
-from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
+from analysis.numbers.ablations import Ablation, Group, ablations
+from analysis.sections.ablation import ablation_tables, directions
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
 from analysis.study.load import Study

@@ -17,11 +17,11 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Table
+from analysis.numbers.ablations import tells_all
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
-from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, sensitivity_table, window_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer

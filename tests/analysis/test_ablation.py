@@ -11,6 +11,7 @@ import pytest
 
 from analysis.claims import judging as claims
 from analysis.drawing.style import RC
+from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
 from analysis.sections import ablation, ablation_figure, answer, curves, nll_figures
@@ -173,6 +174,36 @@ def test_directions_are_claimed_by_seeds_and_compared_with_the_paper(study):
     assert "mean of 3 paired seeds; 95 % interval" in rises
 
 
+def trends(folder, nll=nll, **how):
+    """The claims on Table 9 by setting, for NLLs that scatter a little from seed to seed in each value."""
+    noisy = lambda label, lr, seed: nll(label, lr, seed) + 0.01 * ((seed * len(label)) % 5)  # noqa: E731
+    judged = claims.judge(load(write_ablation(folder, nll=noisy, **how)))
+    return {each.subject.split()[-1]: each for each in judged if each.subject.startswith("Table 9")}
+
+
+def test_the_trends_of_table_9_are_claims_with_an_interval(tmp_path):
+    stats = pytest.importorskip("scipy.stats")
+    found = trends(tmp_path, seeds=4)
+    assert {name: each.verdict for name, each in found.items()} == {
+        "edge_hidden": "holds", "rank": "holds", "window": "contradicted"
+    }  # fmt: skip
+    rises = found["window"]
+    values = [0.3 + 0.01 * ((seed * len("window=4")) % 5) for seed in range(4)]
+    assert rises.differences == pytest.approx(values) and rises.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert rises.interval == f"95 %: +{low:.3f} to +{high:.3f} nats" and rises.paper == claims.CONSENSUS
+    assert rises.statement == "a larger window lowers sc's validation NLL (Table 9)"
+    assert "sc's validation NLL changes by +0.320 nats with window from 2 to 4" in rises.text
+
+
+def test_no_trend_is_judged_of_models_that_learned_little_or_diverged(tmp_path):
+    little = trends(tmp_path / "little", lambda label, lr, seed: UNIGRAM - 0.01 + SHIFTS[label] / 10)
+    assert {each.verdict for each in little.values()} == {"not judged"} and "less than 5 %" in little["window"].text
+    lost = trends(tmp_path / "lost", lambda label, lr, seed: math.inf if label == "window=4" and seed == 0 else 2.5)
+    assert lost["window"].verdict == "not judged" and "diverged at window=4" in lost["window"].text
+    assert trends(tmp_path / "one", seeds=1)["rank"].verdict == "no claim"
+
+
 def test_directions_claim_nothing_from_one_seed_disagreeing_seeds_or_untrained_models(tmp_path):
     one = ablation.directions(load(write_ablation(tmp_path / "1", seeds=1)))
     assert all("no direction can be claimed" in text for text in one)
@@ -284,7 +315,7 @@ def test_the_papers_claims_are_judged_on_the_base_alone(tmp_path):
 
 
 def test_studies_without_ablations_have_no_such_section(quickstart, quickstart_dir):
-    assert ablation.ablations(quickstart) == () and ablation_figure.figures(quickstart) == {}
+    assert ablations(quickstart) == () and ablation_figure.figures(quickstart) == {}
     assert "Ablation of" not in summary(quickstart_dir)
 
 

@@ -1,0 +1,56 @@
+"""Judge the trends of the consensus paper's Table 9: a larger ξ, rank or window of sc lowers its validation NLL.
+
+Each is judged from the smallest to the largest value of a study, each at its own best rate, paired by seed. Seeds are
+the sample; each setting is a comparison of its own in Holm's correction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed
+from analysis.numbers.ablations import Group, ablations
+from analysis.numbers.learning import LITTLE_SHARE
+from analysis.study import wording
+from analysis.study.load import Study
+
+
+def claims(study: Study) -> list[Claim]:
+    """Return a claim for each setting of Table 9 with two values or more; [] without an ablation of sc."""
+    return list(_claims(study))
+
+
+def _claims(study: Study) -> Iterator[Claim]:
+    for each in ablations(study):
+        for group in each.groups:
+            if group.in_paper and group.numeric and len(group.columns) > 1:
+                yield _judge(study, each.base, group)
+
+
+def _judge(study: Study, base: str, group: Group) -> Claim:
+    """Return the claim on one setting."""
+    (low, high), values = group.ends, group.changes.tolist()
+    subject, words = f"Table 9 {base} {group.setting}", wording.words(study)
+    statement = f"a larger {group.setting} lowers {base}'s validation NLL (Table 9)"
+    why = ""
+    if not max(low.learned_nats, high.learned_nats) > LITTLE_SHARE * float(high.runs["unigram_nll"].median()):
+        why = f"both values learned less than {100 * LITTLE_SHARE:g} % beyond {words.baseline}"
+    elif not all(map(math.isfinite, values)):
+        why = f"a run diverged at {group.setting}={(high if high.diverged else low).text}"
+    if why or not values:
+        text = f"{statement}: not judged, since {why or 'no seed has both values'}."
+        return Claim(subject, "not judged", text, statement, paper=CONSENSUS)
+    mean = math.fsum(values) / len(values)
+    claim = Claim(
+        subject,
+        "no claim",
+        statement=statement,
+        effect=f"{signed(mean, 3)} nats",
+        paper=CONSENSUS,
+        finding=f"{base}'s validation NLL changes by {signed(mean, 3)} nats with {group.setting} from {low.text} to "
+        f"{high.text}",
+        note="Each value at its own best rate." if study.runs["lr"].nunique() > 1 else "All runs have one rate.",
+        test=("Table 9", base, group.setting),
+    )
+    return judge_mean(claim, values, -1, "nats", 3)
