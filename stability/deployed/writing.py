@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from stability.config.deployment import DeploySpec
-from stability.deployed.folder import MANIFEST, write_files
+from stability.deployed.folder import write_files, write_manifest
 from stability.deployed.formats import Choices
 from stability.deployed.validation import compare
 from stability.probes.checkpoints import Loaded
-from stability.runs.directory import replace_folder, write_json
+from stability.runs.directory import replace_folder
 
 
 class Rejected(Exception):
@@ -43,9 +43,7 @@ def write(out: Path, checkpoint: Path, spec: DeploySpec, origin: dict[str, Any],
                 f"{found['nll_after']:.6f}, by {100 * change:+.3g} %, more than tolerance={spec.limit:g}; nothing was "
                 f"written. tolerance={_next_above(abs(change))} accepts it"
             )
-        manifest |= {"validation": {**found, "tolerance": spec.limit}}
-        write_json(aside / MANIFEST, manifest)
-    return manifest
+        return write_manifest(aside, manifest | {"validation": {**found, "tolerance": spec.limit}})
 
 
 def _next_above(change: float) -> str:

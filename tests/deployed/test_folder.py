@@ -172,6 +172,12 @@ def test_a_damaged_folder_is_refused(trained, tmp_path, entered):
     with pytest.raises(ValueError, match="is no folder of stability.deploy"):
         load(tmp_path / "out")
     (tmp_path / "out" / MANIFEST).write_text(manifest)
+    for old, new in (('"format": "int8"', '"format": "int9"'), ('"data_format": 256', '"data_format": "a"')):
+        assert old in manifest
+        (tmp_path / "out" / MANIFEST).write_text(manifest.replace(old, new))
+        with pytest.raises(ValueError, match="is altered \\(its sha256 is not its own\\); deploy the checkpoint again"):
+            load(tmp_path / "out")
+    (tmp_path / "out" / MANIFEST).write_text(manifest)
     whole = (tmp_path / "out" / MODEL).read_bytes()
     (tmp_path / "out" / MODEL).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match="its sha256 is not the manifest's"):
