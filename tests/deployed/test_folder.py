@@ -35,6 +35,7 @@ def trained(tmp_path_factory):
         "dense": lab.train(lab.spec(lr_peak=0.01)),
         "bitnet": lab.train(lab.spec(lr_peak=0.02, linear={"name": "bitnet"})),
         "ar": lab.train(lab.spec(lr_peak=0.03, objective={"name": "ar"})),
+        "moe": lab.train(lab.spec(lr_peak=0.01, ffn={"name": "moe", "experts": 3})),
     }
     return lab, runs
 
@@ -91,6 +92,24 @@ def test_int8_is_within_half_a_step_of_each_weight(trained, tmp_path, entered, h
     assert said["nll_after"] == pytest.approx(nll_of(lab, spec, found.model), rel=1e-6)
     assert said["nll_before"] == pytest.approx(nll_of(lab, spec, model), rel=1e-6)
     assert abs(said["relative_change"]) < 5e-3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["format=bf16"], ["format=int8", "head=int8"], ["format=ternary", "force=true"]],
+    ids=lambda words: words[0],
+)
+def test_routers_of_experts_are_stored_as_they_are(trained, tmp_path, entered, words):
+    """Rounded logits would choose other experts; the experts themselves are rounded."""
+    _, runs = trained
+    found, _ = deployed(entered, runs["moe"], tmp_path / "out", *words)
+    _, model = checkpoint.load(runs["moe"].checkpoints()[-1])
+    theirs, ours = model.state_dict(), found.model.state_dict()
+    routers = {name for name in theirs if name.endswith(".router.weight")}
+    experts = {name for name in theirs if ".experts." in name and theirs[name].ndim == 2}
+    assert len(routers) == 2 and len(experts) == 2 * 3 * 3
+    assert all(torch.equal(ours[name], theirs[name]) for name in routers)
+    assert not any(torch.equal(ours[name], theirs[name]) for name in experts)
 
 
 @pytest.mark.parametrize("pack", ["2bit", "base3"])
