@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,11 @@ def write(out: Path, checkpoint: Path, spec: DeploySpec, origin: dict[str, Any],
         found = compare(aside, loaded.spec, loaded.model, loaded.corpus, cache_dir)
         change = found["relative_change"]
         if spec.limit is not None and not abs(change) <= spec.limit:  # also a NaN
+            hint = f". tolerance={_next_above(abs(change))} accepts it" if math.isfinite(change) else ""
             raise Rejected(
                 f"format={spec.format} changes the held-out NLL from {found['nll_before']:.6f} to "
                 f"{found['nll_after']:.6f}, by {100 * change:+.3g} %, more than tolerance={spec.limit:g}; nothing was "
-                f"written. tolerance={_next_above(abs(change))} accepts it"
+                f"written{hint}"
             )
         return write_manifest(aside, manifest | {"validation": {**found, "tolerance": spec.limit}})
 

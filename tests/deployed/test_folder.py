@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from stability.build import build_objective
-from stability.deployed import load
+from stability.deployed import load, writing
 from stability.deployed.folder import MANIFEST, MODEL
 from stability.linears.bitnet import BitLinear
 from stability.models.rounding import find_matrices
@@ -152,6 +152,22 @@ def test_above_the_tolerance_nothing_is_written(trained, tmp_path, entered):
     assert done.returncode == 1 and "more than tolerance=0" in done.stderr and list(tmp_path.iterdir()) == []
     accepted = done.stderr.split("tolerance=")[-1].split()[0]
     assert entered("stability.deploy", *words, f"tolerance={accepted}").returncode == 0
+
+
+@pytest.mark.parametrize(("change", "code"), [(-0.01, 1), (0.01, 1), (float("nan"), 1), (-0.001, 0), (0.001, 0)])
+def test_the_tolerance_is_of_either_sign_and_accepts_no_nan(trained, tmp_path, entered, monkeypatch, change, code):
+    _, runs = trained
+    measure = writing.compare
+
+    def compare(*args):
+        found = measure(*args)
+        return found | {"nll_after": found["nll_before"] * (1 + change), "relative_change": change}
+
+    monkeypatch.setattr(writing, "compare", compare)
+    done = entered("stability.deploy", f"ckpt={runs['dense'].path}", f"out={tmp_path / 'out'}", "format=int8")
+    assert done.returncode == code, done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ([] if code else ["out"])
+    assert ("more than tolerance=0.005" in done.stderr) == bool(code)
 
 
 def test_of_a_study_the_best_run_is_taken(trained, tmp_path, entered):
