@@ -22,7 +22,7 @@ python -m stability.deploy ckpt=FOLDER format=fp32|bf16|int8|ternary [out=DIR] [
 ckpt: a study (runs/studies/<name>: its run of the lowest validation NLL), a run (runs/<run_id>) or a checkpoint.
 
   format=fp32     the checkpoint's weights, bit for bit
-  format=bf16     tensors of two or more axes in bfloat16
+  format=bf16     tensors of two or more axes in bfloat16, but for routers of experts
   format=int8     linear maps of mixers and feed-forward networks in int8, symmetric, one scale a row; all other tensors
                   of two or more axes in bfloat16 (rest=fp32: as they are; head=int8: tables in int8, too)
   format=ternary  of a run with linear=bitnet: its maps in 2 bits a weight (pack=base3: 1.6), exactly as it computes;

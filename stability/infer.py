@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -47,17 +49,14 @@ def main(argv: list[str]) -> int:
     spec = read(InferSpec, invocation)
     if spec.benchmark:
         return _benchmark(spec)
-    if spec.input not in (None, STDIN):
-        _check_files(spec)
+    _check_files(spec)
     answerer = _load(spec)
     if spec.text is not None:
         _print(answerer, spec.text, 0)
     elif spec.interactive:
         _converse(answerer)
-    elif spec.input == STDIN:
-        _answer_lines(answerer, _read_texts(sys.stdin, "the standard input", answerer.key, True), sys.stdout)
     else:
-        _answer_file(answerer, Path(str(spec.input)), spec)
+        _answer_all(answerer, spec)
     return 0
 
 
@@ -71,10 +70,29 @@ def _load(spec: InferSpec) -> Answerer:
 
 def _check_files(spec: InferSpec) -> None:
     """Refuse a missing input and an unwritable output before a model is loaded."""
-    if not Path(str(spec.input)).is_file():
+    if spec.interactive or spec.input == STDIN:
+        if sys.stdin is None:  # after a shell's `<&-`
+            raise ValueError("the standard input is closed; give text=… or input=FILE")
+    elif spec.input is not None and (not Path(spec.input).exists() or Path(spec.input).is_dir()):
         raise ValueError(f"input={spec.input}: no such file; give a file, or - for the standard input")
     if spec.output is not None:
-        check_writable("output", str(Path(spec.output).parent))
+        _check_output(Path(spec.output), Path(str(spec.input)), Path(spec.dir[0]))
+
+
+def _check_output(output: Path, source: Path, folder: Path) -> None:
+    """Refuse an output that is no file to replace, or whose replacement would lose the texts or the model.
+
+    Args:
+        output: file of the answers.
+        source: file of the texts, or `STDIN`.
+        folder: the deployed folder.
+    """
+    check_writable("output", str(output.parent))
+    if output.is_symlink() or (output.exists() and not output.is_file()):  # e.g. /dev/stdout, which a rename replaces
+        raise ValueError(f"output={output}: is no plain file; give a file's name, or leave it out for standard output")
+    for owner, lost in (("the input", source), *(("the deployed model", each) for each in folder.glob("*"))):
+        if output.exists() and lost.exists() and output.samefile(lost):
+            raise ValueError(f"output={output}: is a file of {owner}; give another one")
 
 
 def _print(answerer: Answerer, text: str, index: int) -> None:
@@ -87,6 +105,8 @@ def _print(answerer: Answerer, text: str, index: int) -> None:
 def _converse(answerer: Answerer) -> None:
     """Answer each line of the terminal until its end; a text that cannot be answered is refused in a line."""
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # refused as a text, in a line
     if is_terminal:
         print_text("a line is a text; Ctrl-D ends")
     for index, line in enumerate(iter(lambda: _read_line(is_terminal), "")):
@@ -104,18 +124,33 @@ def _read_line(is_terminal: bool) -> str:
     return sys.stdin.readline()
 
 
-def _answer_file(answerer: Answerer, file: Path, spec: InferSpec) -> None:
-    """Answer all texts of a file; with ``output`` they are written whole or not at all."""
+def _answer_all(answerer: Answerer, spec: InferSpec) -> None:
+    """Answer all texts of a file or the standard input; with ``output`` they are written whole or not at all."""
     from stability.runs.directory import write_atomically
 
-    with open(file, encoding="utf-8") as stream:
-        texts = _read_texts(stream, str(file), answerer.key, file.suffix in (".jsonl", ".ndjson"))
+    with _open_texts(str(spec.input)) as stream:
+        is_stdin = spec.input == STDIN
+        name = "the standard input" if is_stdin else str(spec.input)
+        is_json = is_stdin or Path(name).suffix in (".jsonl", ".ndjson")
+        texts = _read_texts(stream, name, answerer.key, is_json)
         if spec.output is None:
             _answer_lines(answerer, texts, sys.stdout)
             return
         rows = [_answer_row(answerer, *each) for each in texts]
     write_atomically(Path(spec.output), "".join(rows).encode())
     print_text(f"answers: {len(rows)} in {spec.output}")
+
+
+@contextmanager
+def _open_texts(place: str) -> Iterator[TextIO]:
+    """Open a file, or the standard input, as UTF-8; undecodable bytes become surrogates, without a byte order mark."""
+    if place != STDIN:
+        with open(place, encoding="utf-8-sig", errors="surrogateescape") as stream:
+            yield stream
+        return
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+    yield sys.stdin
 
 
 def _answer_lines(answerer: Answerer, texts: Iterator[tuple[str, int, str]], stream: TextIO) -> None:
@@ -145,14 +180,13 @@ def _read_texts(stream: TextIO, name: str, key: str, is_json: bool) -> Iterator[
         ValueError: a line is malformed, or there is no text.
     """
     is_empty = True
-    try:
-        for index, line in enumerate(stream):
-            if is_json and not line.strip():
-                continue
-            place, is_empty = f"{name}, line {index + 1}", False
-            yield _parse_line(line, place, key) if is_json else line.rstrip("\n"), index, place
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 at byte {error.start:,}; convert it") from None
+    for index, line in enumerate(stream):
+        if is_json and not line.strip():
+            continue
+        place, is_empty = f"{name}, line {index + 1}", False
+        if any("\udc80" <= letter <= "\udcff" for letter in line):  # bytes that `_open_texts` could not decode
+            raise ValueError(f"{place} is not UTF-8; convert it")
+        yield _parse_line(line, place, key) if is_json else line.rstrip("\n"), index, place
     if is_empty:
         raise ValueError(f"{name} is empty; give a text in each line")
 

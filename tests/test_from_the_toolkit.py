@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reading import read_spec
+from tests.reading import read_spec, replaced
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_the_toolkit.md"
 # fields as *Frankenstein Transformer* prints them, by the page's heading: sections 4.3, 4.5 and 4.6; its section 4.1
@@ -29,7 +29,7 @@ FIELDS = {
     "Training": """
         batch_size dataloader_workers max_length task mlm_probability max_samples dataset_batch_size num_workers
         cache_dir local_parquet_dir prefer_local_cache stream_local_parquet use_amp gradient_accumulation_steps
-        optimizer scheduler_total_steps scheduler_warmup_ratio scheduler_type grad_clip_max_norm
+        optimizer optimizer_class parameters scheduler_total_steps scheduler_warmup_ratio scheduler_type grad_clip_max_norm
         inf_post_clip_threshold max_nan_retries checkpoint_every_n_steps max_rolling_checkpoints num_best_checkpoints
         nan_check_interval log_gradient_stats gradient_log_interval csv_log_path csv_rotate_on_schema_change
         gpu_metrics_backend nvml_device_index enable_block_grad_norms telemetry_log_interval use_galore galore_rank
@@ -58,6 +58,15 @@ def rows() -> list[tuple[str, list[str], str, str]]:
 
 
 LINES = sorted({line for _, _, words, _ in rows() for line in QUOTED.findall(words)})
+# in remarks, behind a row's first line
+FURTHER = sorted(
+    {
+        (" ".join(QUOTED.findall(words)[:1]), more)
+        for _, _, words, remarks in rows()
+        for more in QUOTED.findall(remarks)
+        if "=" in more and not more.startswith("what=")  # a probe's
+    }
+)
 
 
 def test_the_page_has_every_field_that_the_paper_prints_and_no_other():
@@ -84,6 +93,11 @@ def test_its_words_are_words_of_the_command_line(line, tmp_path, monkeypatch):
     (tmp_path / "my_folder").mkdir()
     (tmp_path / "FILE").write_text("text")
     assert read_spec("sweep", shlex.split(line)).kinds()
+
+
+@pytest.mark.parametrize(("line", "more"), FURTHER)
+def test_the_words_of_its_remarks_are_words_of_the_command_line(line, more):
+    assert read_spec("sweep", replaced(shlex.split(line), *shlex.split(more))).kinds()
 
 
 @pytest.mark.parametrize("word", ["num_experts=8", "model.num_layers=2", "ffn.num_experts=2"])

@@ -92,7 +92,7 @@ class InferSpec(Settings):
     interactive: bool = Field(default=False, description="whether texts are read from the terminal, a line each")
     benchmark: bool = Field(default=False, description="whether speed and memory are measured instead")
     plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the run was trained with")
-    num: int = Field(default=1, ge=1, description="continuations of each text (ar)")
+    num: int = Field(default=1, ge=1, le=4096, description="continuations of each text (ar)")
     tokens: int = Field(default=64, ge=0, description="tokens of a continuation (ar); 0: the text's NLL alone")
     temperature: float = Field(
         default=1.0, ge=0, description="divisor of the tokens' log-probabilities; 0: always the likeliest (ar)"

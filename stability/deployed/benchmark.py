@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.chain import make_chain
 from stability.deployed.folder import Deployed, load
+from stability.deployed.fresh import call_fresh, print_numbers
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.registry import add_plugins
@@ -37,13 +36,9 @@ def measure_anew(folder: str, batch: int, spec: InferSpec) -> dict[str, float]:
         spec: repeats, device and plugins.
 
     Raises:
-        ValueError: the process failed; the message is its own.
+        ValueError: the process refused; the message is its own.
     """
-    words = [folder, str(batch), str(spec.repeats), spec.device, *spec.plugins]
-    done = subprocess.run([sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"{folder} could not be measured"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    return call_fresh(__name__, [folder, str(batch), str(spec.repeats), spec.device, *spec.plugins])
 
 
 @torch.no_grad()
@@ -120,14 +115,13 @@ def describe_row(folder: str, manifest: dict[str, Any], found: dict[str, float])
 def main(argv: Sequence[str]) -> int:
     """Print a folder's numbers as JSON; the words are folder, batch, repeats, device and plugins."""
     folder, batch, repeats, device, *plugins = argv
-    try:
+
+    def measure_folder() -> dict[str, float]:
         add_plugins(plugins)
         found = measure(load(folder), int(batch), int(repeats), resolve_device(device))
-    except (ValueError, RuntimeError) as error:
-        sys.stderr.write(f"{str(error).splitlines()[0]}\n")
-        return 2
-    sys.stdout.write(f"{json.dumps(found | {'batch': int(batch)})}\n")
-    return 0
+        return found | {"batch": int(batch)}
+
+    return print_numbers(measure_folder)
 
 
 if __name__ == "__main__":

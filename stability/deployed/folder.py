@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class DeployedFile(Record):
     files: dict[str, dict[str, Any]]
     tensors: dict[str, dict[str, Any]]
     validation: dict[str, Any] = Field(default_factory=dict)
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a deployed folder, without verifying its files.
 
     Raises:
-        ValueError: the folder is no deployed model, or a later version wrote it.
+        ValueError: the folder is no deployed model, a later version wrote it, or its manifest is altered.
     """
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"no deployed model in {folder}; python -m stability.deploy ckpt=… out={folder} writes one")
@@ -113,7 +115,23 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} has the layout version {manifest['version']}, and this program reads {VERSION}; update it"
         )
+    if manifest["sha256"] != _hash_manifest(manifest):
+        raise ValueError(f"{folder / MANIFEST} is altered (its sha256 is not its own); {REMEDY}")
     return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write a manifest with the sha256 of its other fields, and return it as it will be read."""
+    manifest = json.loads(json.dumps(manifest))
+    manifest["sha256"] = _hash_manifest(manifest)
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _hash_manifest(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of all fields but ``sha256``."""
+    others = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def write_files(
@@ -144,8 +162,7 @@ def write_files(
         "bytes": sum(each["bytes"] for each in files.values()),
         "tensors": layout,
     }
-    write_json(folder / MANIFEST, manifest)
-    return manifest
+    return write_manifest(folder, manifest)
 
 
 def _without_folders(spec: RunSpec) -> dict[str, Any]:

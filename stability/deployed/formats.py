@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stability.deployed.packing import DIGITS, Pack, pack_signs, unpack_signs
 from stability.linears.bitnet import BitLinear
-from stability.models.rounding import Rounded, find_matrices, round_matrix
+from stability.models.rounding import Rounded, find_matrices, find_routers, round_matrix
 
 Format = Literal["fp32", "bf16", "int8", "ternary"]
 SCALE = ".scale"  # ends the name of a tensor's scales
@@ -22,7 +22,7 @@ class Choices(NamedTuple):
 
     Attributes:
         format: of the linear maps of mixers and feed-forward networks.
-        rest: "fp32" or "bf16", of all other tensors of two or more axes; vectors stay float32.
+        rest: "fp32" or "bf16", of all other tensors of two or more axes; vectors and routers of experts stay float32.
         head: "int8" stores the tables of the embedding and the head as int8, too.
         pack: of ternary weights.
     """
@@ -40,12 +40,16 @@ def encode(model: nn.Module, choices: Choices) -> tuple[dict[str, Tensor], dict[
     "2bit" and "base3", packed signs with one scale.
     """
     matrices = find_matrices(model)
+    routers = {f"{name}.weight" for name in find_routers(model)}
     tables = _find_tables(model) if choices.head == "int8" else frozenset()
     stored: dict[str, Tensor] = {}
     layout: dict[str, dict[str, Any]] = {}
     for name, tensor in model.state_dict().items():
         owner = matrices.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        kind, parts = _encode_one(tensor.detach().cpu(), owner, name in tables, choices)
+        if name in routers:  # rounded logits would choose other experts
+            kind, parts = _name_dtype(tensor), {"": tensor.detach().cpu()}
+        else:
+            kind, parts = _encode_one(tensor.detach().cpu(), owner, name in tables, choices)
         stored |= {name + suffix: part.contiguous() for suffix, part in parts.items()}
         layout[name] = {"kind": kind, "shape": list(tensor.shape)}
     return stored, layout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load as load_corpus
 from stability.deployed.folder import load
+from stability.deployed.fresh import call_fresh, print_numbers
 from stability.registry import add_plugins
 from stability.training.evaluate import Validation
 from stability.training.machine import prepare_torch
@@ -58,17 +57,12 @@ def compare(folder: Path, spec: RunSpec, model: nn.Module, corpus: AbstractCorpu
         cache_dir: folder with the prepared data.
 
     Raises:
-        RuntimeError: the fresh process failed.
+        ValueError, RuntimeError: the fresh process failed.
     """
     before, logits = measure(spec, model, corpus)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "logits.npy"
-        command = [sys.executable, "-m", __name__, str(folder), str(cache_dir), str(file), *spec.plugins]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"{folder} could not be read by a fresh process: {said}")
-        after = json.loads(done.stdout.splitlines()[-1])
+        after = call_fresh(__name__, [str(folder), str(cache_dir), str(file), *spec.plugins])
         distance = float(np.abs(np.load(file, allow_pickle=False) - logits).max())
     return {
         "nll_before": before["nll"],
@@ -84,12 +78,15 @@ def compare(folder: Path, spec: RunSpec, model: nn.Module, corpus: AbstractCorpu
 def main(argv: Sequence[str]) -> int:
     """Print a folder's numbers as JSON and write its logits; the words are folder, cache, file and plugins."""
     folder, cache_dir, file, *plugins = argv
-    add_plugins(plugins)
-    found = load(folder)
-    numbers, logits = measure(found.spec, found.model, load_corpus(Path(cache_dir), found.spec.data_fingerprint))
-    np.save(file, logits)
-    sys.stdout.write(f"{json.dumps(numbers)}\n")
-    return 0
+
+    def measure_folder() -> dict[str, float]:
+        add_plugins(plugins)
+        found = load(folder)
+        numbers, logits = measure(found.spec, found.model, load_corpus(Path(cache_dir), found.spec.data_fingerprint))
+        np.save(file, logits)
+        return numbers
+
+    return print_numbers(measure_folder)
 
 
 if __name__ == "__main__":

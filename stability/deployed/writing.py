@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from stability.config.deployment import DeploySpec
-from stability.deployed.folder import MANIFEST, write_files
+from stability.deployed.folder import write_files, write_manifest
 from stability.deployed.formats import Choices
 from stability.deployed.validation import compare
 from stability.probes.checkpoints import Loaded
-from stability.runs.directory import replace_folder, write_json
+from stability.runs.directory import replace_folder
 
 
 class Rejected(Exception):
@@ -38,14 +39,13 @@ def write(out: Path, checkpoint: Path, spec: DeploySpec, origin: dict[str, Any],
         found = compare(aside, loaded.spec, loaded.model, loaded.corpus, cache_dir)
         change = found["relative_change"]
         if spec.limit is not None and not abs(change) <= spec.limit:  # also a NaN
+            hint = f". tolerance={_next_above(abs(change))} accepts it" if math.isfinite(change) else ""
             raise Rejected(
                 f"format={spec.format} changes the held-out NLL from {found['nll_before']:.6f} to "
                 f"{found['nll_after']:.6f}, by {100 * change:+.3g} %, more than tolerance={spec.limit:g}; nothing was "
-                f"written. tolerance={_next_above(abs(change))} accepts it"
+                f"written{hint}"
             )
-        manifest |= {"validation": {**found, "tolerance": spec.limit}}
-        write_json(aside / MANIFEST, manifest)
-    return manifest
+        return write_manifest(aside, manifest | {"validation": {**found, "tolerance": spec.limit}})
 
 
 def _next_above(change: float) -> str:

@@ -54,14 +54,20 @@ def _spread(scales_OG: Tensor, group: int, num_inputs: int) -> Tensor:
 
 
 def find_matrices(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear maps of mixers, cross mechanisms and feed-forward networks by name.
+    """Return the linear maps of mixers, cross mechanisms and feed-forward networks by name, without `find_routers`."""
+    return {name: each for name, each in _find_maps(model).items() if not getattr(each, "is_table", False)}
 
-    Without routers of experts, whose rounded logits would change the choice.
-    """
+
+def find_routers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the routers of experts by name; their rounded logits would change the choice."""
+    return {name: each for name, each in _find_maps(model).items() if getattr(each, "is_table", False)}
+
+
+def _find_maps(model: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and is_within_branch(name) and not getattr(module, "is_table", False)
+        if isinstance(module, nn.Linear) and is_within_branch(name)
     }
 
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from stability.deployed import benchmark, validation
+from stability.deployed import benchmark, fresh, validation
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,7 @@ def no_fresh_processes(monkeypatch, request):
             code = importlib.import_module(module).main(words)
         return subprocess.CompletedProcess(command, code, printed.getvalue(), complaints.getvalue())
 
-    for each in (validation, benchmark):
-        monkeypatch.setattr(each, "subprocess", type("Here", (), {"run": staticmethod(run)}))
+    monkeypatch.setattr(fresh, "subprocess", type("Here", (), {"run": staticmethod(run)}))
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -234,6 +236,76 @@ def test_an_empty_input_is_refused_and_no_output_is_written(runs, placed, tmp_pa
     assert done.returncode == 2 and "the standard input is empty" in done.stderr and not done.stdout
 
 
+def test_a_line_that_is_not_utf_8_is_named_whatever_the_terminal_s_encoding(
+    runs, placed, tmp_path, entered, monkeypatch
+):
+    folder, line = placed(runs["ar"]), b'{"text": "a"}\n'
+    (tmp_path / "in.jsonl").write_bytes(line * 999 + b'{"text": "\xff"}\n')
+    done = entered("stability.infer", f"dir={folder}", f"input={tmp_path / 'in.jsonl'}", "tokens=0", "output=out")
+    assert (
+        done.returncode == 2 and done.stderr == f"error: {tmp_path / 'in.jsonl'}, line 1000 is not UTF-8; convert it\n"
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line + b"\xff\n"), encoding="ascii"))
+    done = entered("stability.infer", f"dir={folder}", "input=-", "tokens=0")
+    assert done.returncode == 2 and done.stderr == "error: the standard input, line 2 is not UTF-8; convert it\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\nab\n"), encoding="utf-8"))
+    done = entered("stability.infer", f"dir={folder}", "interactive=true", "tokens=0")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and "character 1 of the text has no UTF-8 form" in lines[0] and "NLL" in lines[1]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_text(runs, placed, tmp_path, entered):
+    (tmp_path / "in.jsonl").write_text('{"text": "ab"}\n', encoding="utf-8-sig")
+    (tmp_path / "in.txt").write_text("ab\n", encoding="utf-8-sig")
+    for name in ("in.jsonl", "in.txt"):
+        done = entered("stability.infer", f"dir={placed(runs['ar'])}", f"input={tmp_path / name}", "tokens=0")
+        assert done.returncode == 0 and json.loads(done.stdout)["text"] == "ab", name
+
+
+def test_answers_to_the_standard_input_are_written_to_output(runs, placed, tmp_path, entered, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"text": "ab"}\n'))
+    words = ("input=-", f"output={tmp_path / 'out.jsonl'}", "tokens=0")
+    done = entered("stability.infer", f"dir={placed(runs['ar'])}", *words)
+    assert done.returncode == 0 and done.stdout == f"answers: 1 in {tmp_path / 'out.jsonl'}\n"
+    assert json.loads((tmp_path / "out.jsonl").read_text())["text"] == "ab"
+
+
+def test_a_closed_standard_input_is_refused(tmp_path, entered, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    for word in ("input=-", "interactive=true"):
+        done = entered("stability.infer", f"dir={tmp_path}", word)
+        assert done.returncode == 2
+        assert done.stderr == "error: the standard input is closed; give text=… or input=FILE\n"
+
+
+def test_no_output_replaces_texts_the_model_a_link_or_a_folder(runs, placed, tmp_path, entered):
+    folder, texts = placed(runs["ar"]), tmp_path / "in.txt"
+    texts.write_text("ab\n")
+    (tmp_path / "link").symlink_to(tmp_path / "device")
+    (tmp_path / "own").mkdir()
+    for output, told in (
+        (texts, "is a file of the input; give another one"),
+        (tmp_path / "own" / ".." / "in.txt", "is a file of the input"),
+        (folder / "model.safetensors", "is a file of the deployed model; give another one"),
+        (tmp_path / "link", "is no plain file; give a file's name, or leave it out for standard output"),
+        (tmp_path / "own", "is no plain file"),
+    ):
+        before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        done = entered("stability.infer", f"dir={folder}", f"input={texts}", f"output={output}", "tokens=0")
+        assert done.returncode == 2 and done.stderr.startswith(f"error: output={output}: {told}"), done.stderr
+        assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+        assert (tmp_path / "link").is_symlink()
+
+
+def test_a_named_pipe_is_read(runs, placed, tmp_path, entered):
+    folder, pipe = placed(runs["ar"]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("ab\n",), daemon=True)
+    writer.start()
+    done = entered("stability.infer", f"dir={folder}", f"input={pipe}", "tokens=0")
+    assert done.returncode == 0 and json.loads(done.stdout)["text"] == "ab"
+
+
 def test_a_conversation_goes_on_after_a_mistake(runs, placed, entered, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("no mask\na[MASK]c\n"))
     done = entered("stability.infer", f"dir={placed(runs['mlm'])}", "interactive=true")
@@ -267,6 +339,7 @@ def test_a_benchmark_without_examples_of_the_objective_is_refused_in_a_line(lab,
         (["text=a", "output=x"], "output=x belongs to input=FILE"),
         (["input=nothing.txt"], "input=nothing.txt: no such file"),
         (["text=a", "top_p=0"], "top_p=0"),
+        (["text=a", "num=10000000000"], "num=10000000000: input should be less than or equal to 4096"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_loaded(tmp_path, entered, words, told):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from stability.build import build_objective
-from stability.deployed import load
+from stability.deployed import load, writing
 from stability.deployed.folder import MANIFEST, MODEL
 from stability.linears.bitnet import BitLinear
 from stability.models.rounding import find_matrices
@@ -35,6 +35,7 @@ def trained(tmp_path_factory):
         "dense": lab.train(lab.spec(lr_peak=0.01)),
         "bitnet": lab.train(lab.spec(lr_peak=0.02, linear={"name": "bitnet"})),
         "ar": lab.train(lab.spec(lr_peak=0.03, objective={"name": "ar"})),
+        "moe": lab.train(lab.spec(lr_peak=0.01, ffn={"name": "moe", "experts": 3})),
     }
     return lab, runs
 
@@ -93,6 +94,24 @@ def test_int8_is_within_half_a_step_of_each_weight(trained, tmp_path, entered, h
     assert abs(said["relative_change"]) < 5e-3
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["format=bf16"], ["format=int8", "head=int8"], ["format=ternary", "force=true"]],
+    ids=lambda words: words[0],
+)
+def test_routers_of_experts_are_stored_as_they_are(trained, tmp_path, entered, words):
+    """Rounded logits would choose other experts; the experts themselves are rounded."""
+    _, runs = trained
+    found, _ = deployed(entered, runs["moe"], tmp_path / "out", *words)
+    _, model = checkpoint.load(runs["moe"].checkpoints()[-1])
+    theirs, ours = model.state_dict(), found.model.state_dict()
+    routers = {name for name in theirs if name.endswith(".router.weight")}
+    experts = {name for name in theirs if ".experts." in name and theirs[name].ndim == 2}
+    assert len(routers) == 2 and len(experts) == 2 * 3 * 3
+    assert all(torch.equal(ours[name], theirs[name]) for name in routers)
+    assert not any(torch.equal(ours[name], theirs[name]) for name in experts)
+
+
 @pytest.mark.parametrize("pack", ["2bit", "base3"])
 def test_ternary_weights_are_those_that_bitnet_computes_with(trained, tmp_path, entered, pack):
     lab, runs = trained
@@ -135,6 +154,22 @@ def test_above_the_tolerance_nothing_is_written(trained, tmp_path, entered):
     assert entered("stability.deploy", *words, f"tolerance={accepted}").returncode == 0
 
 
+@pytest.mark.parametrize(("change", "code"), [(-0.01, 1), (0.01, 1), (float("nan"), 1), (-0.001, 0), (0.001, 0)])
+def test_the_tolerance_is_of_either_sign_and_accepts_no_nan(trained, tmp_path, entered, monkeypatch, change, code):
+    _, runs = trained
+    measure = writing.compare
+
+    def compare(*args):
+        found = measure(*args)
+        return found | {"nll_after": found["nll_before"] * (1 + change), "relative_change": change}
+
+    monkeypatch.setattr(writing, "compare", compare)
+    done = entered("stability.deploy", f"ckpt={runs['dense'].path}", f"out={tmp_path / 'out'}", "format=int8")
+    assert done.returncode == code, done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ([] if code else ["out"])
+    assert ("more than tolerance=0.005" in done.stderr) == bool(code)
+
+
 def test_of_a_study_the_best_run_is_taken(trained, tmp_path, entered):
     lab, runs = trained
     study = StudyFolder.of(lab.pool, "two")
@@ -171,6 +206,12 @@ def test_a_damaged_folder_is_refused(trained, tmp_path, entered):
     (tmp_path / "out" / MANIFEST).write_text("{")
     with pytest.raises(ValueError, match="is no folder of stability.deploy"):
         load(tmp_path / "out")
+    (tmp_path / "out" / MANIFEST).write_text(manifest)
+    for old, new in (('"format": "int8"', '"format": "int9"'), ('"data_format": 256', '"data_format": "a"')):
+        assert old in manifest
+        (tmp_path / "out" / MANIFEST).write_text(manifest.replace(old, new))
+        with pytest.raises(ValueError, match="is altered \\(its sha256 is not its own\\); deploy the checkpoint again"):
+            load(tmp_path / "out")
     (tmp_path / "out" / MANIFEST).write_text(manifest)
     whole = (tmp_path / "out" / MODEL).read_bytes()
     (tmp_path / "out" / MODEL).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.build import build_model
-from stability.models.rounding import find_matrices, round_matrix
+from stability.models.rounding import find_matrices, find_routers, round_matrix
 from tests.conftest import Lab
 
 BITS = (8, 6, 4, 3, 2)
@@ -84,4 +84,7 @@ def test_matrices_are_those_of_mixers_and_feed_forward_networks(lab: Lab):
     of_block = {"mixer.qkv", "mixer.out", "ffn.hidden", "ffn.out"}
     assert names() == {f"blocks.{layer}.{name}" for layer in (0, 1) for name in of_block}  # not the head
     experts = names(ffn={"name": "moe", "experts": 2, "top_k": 1, "normalise": False})
-    assert not any("router" in name for name in experts) and any("experts.1" in name for name in experts)
+    of_expert = {f"ffn.experts.{index}.{name}" for index in (0, 1) for name in ("gate", "hidden", "out")}
+    assert experts == {f"blocks.{layer}.{name}" for layer in (0, 1) for name in {"mixer.qkv", "mixer.out", *of_expert}}
+    routers = find_routers(build_model(lab.spec(ffn="moe"), 256))
+    assert set(routers) == {f"blocks.{layer}.ffn.router" for layer in (0, 1)}

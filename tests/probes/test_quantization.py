@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from stability.build import build_objective
-from stability.models.rounding import find_matrices
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.measuring import read_held_out
@@ -30,15 +29,27 @@ def trained(tmp_path_factory):
     wsd = {"schedule": {"name": "wsd", "decay_share": 0.25}, "checkpoint": {"every_steps": 3}, "lr_peak": 0.03}
     runs = [lab.train(lab.spec(**wsd, seed=seed)) for seed in (0, 1)]
     runs.append(lab.train(lab.spec(linear={"name": "bitnet"})))
+    runs.append(lab.train(lab.spec(lr_peak=0.03, ffn={"name": "moe", "experts": 3})))
     study = StudyFolder.of(lab.pool, "wsd")
     study.write([run.run_id for run in runs[:2]])
     return lab, runs, study
 
 
+OF_BLOCK = ("mixer.qkv", "mixer.out")
+OF_FFN = ("ffn.hidden", "ffn.out")
+OF_EXPERTS = tuple(f"ffn.experts.{index}.{name}" for index in range(3) for name in ("gate", "hidden", "out"))
+
+
+def matrices_of(model) -> list[str]:
+    """Names of the rounded maps, written out: no router, embedding or head."""
+    of_ffn = OF_EXPERTS if hasattr(model.blocks[0].ffn, "experts") else OF_FFN
+    return [f"blocks.{layer}.{name}" for layer in range(2) for name in (*OF_BLOCK, *of_ffn)]
+
+
 def rounded_copy(model, bits: int, group: int):
     """The model with each matrix rounded in NumPy, entry by entry of its groups, in float64."""
     other, most = copy.deepcopy(model), 2 ** (bits - 1) - 1
-    for name in find_matrices(model):
+    for name in matrices_of(model):
         weight = other.get_submodule(name).weight
         values = weight.detach().double().numpy().copy()
         size = group or values.shape[1]
@@ -50,12 +61,13 @@ def rounded_copy(model, bits: int, group: int):
     return other
 
 
-def test_rows_are_those_of_rounded_copies(trained):
+@pytest.mark.parametrize("run", [0, 3], ids=["mlp", "moe"])
+def test_rows_are_those_of_rounded_copies(trained, run):
     lab, runs, _ = trained
-    assert main([*QUICK, f"ckpt={runs[0].path}"]) == 0
-    found = pd.read_parquet(runs[0].probe_file("terminal", "quantization"))
+    assert main([*QUICK, f"ckpt={runs[run].path}"]) == 0
+    found = pd.read_parquet(runs[run].probe_file("terminal", "quantization"))
     assert list(found.columns) == PROBE_COLUMNS["quantization"] and len(found) == 6
-    spec, model = checkpoint.load(runs[0].checkpoints()[-1])
+    spec, model = checkpoint.load(runs[run].checkpoints()[-1])
     corpus = corpus_of(spec, lab.cache)
     validation = Validation(spec, corpus, build_objective(spec, corpus.format), torch.device("cpu"))
     nll = validation.measure(model)["val_nll"]
@@ -63,7 +75,9 @@ def test_rows_are_those_of_rounded_copies(trained):
         expected = validation.measure(rounded_copy(model, int(row.bits), int(row.group)))["val_nll"]
         assert row.nll == pytest.approx(nll, rel=1e-6) and row.quantized_nll == pytest.approx(expected, rel=1e-5)
         assert row.difference == row.quantized_nll - row.nll
-    weights = sum(each.weight.numel() for each in find_matrices(model).values())
+    worst = found.set_index(["bits", "group"]).loc[(2, 0)]
+    assert worst["quantized_nll"] > worst["nll"] and worst["difference"] > 0  # two bits lose
+    weights = sum(model.get_submodule(name).weight.numel() for name in matrices_of(model))
     branches = sum(p.numel() for name, p in model.named_parameters() if ".mixer." in name or ".ffn." in name)
     assert found["share"].iloc[0] == pytest.approx(weights / branches)
 
@@ -74,16 +88,34 @@ def test_the_layers_rows_are_relative_errors_and_moments(trained):
     found = pd.read_parquet(runs[0].probe_file("terminal", "quantization_layers"))
     assert list(found.columns) == PROBE_COLUMNS["quantization_layers"] and len(found) == 6 * 2 * 2
     _, model = checkpoint.load(runs[0].checkpoints()[-1])
-    for layer in range(2):
-        own = found[(found["layer"] == layer) & (found["branch"] == "ffn") & (found["group"] == 0)].set_index("bits")
+    for layer, branch in ((layer, branch) for layer in range(2) for branch in ("mixer", "ffn")):
+        own = found[(found["layer"] == layer) & (found["branch"] == branch) & (found["group"] == 0)].set_index("bits")
         weights = np.concatenate([
             each.weight.detach().double().numpy().ravel()
-            for name, each in find_matrices(model).items()
-            if name.startswith(f"blocks.{layer}.ffn")
+            for name, each in ((name, model.get_submodule(name)) for name in matrices_of(model))
+            if name.startswith(f"blocks.{layer}.{branch}")
         ])  # fmt: skip
         assert own["rms"].iloc[0] == pytest.approx(np.sqrt((weights**2).mean()))
         assert own["kurtosis"].iloc[0] == pytest.approx((weights**4).mean() / (weights**2).mean() ** 2)
         assert 0 < own.loc[8, "error"] < own.loc[3, "error"] < own.loc[2, "error"]
+
+
+def test_no_router_is_rounded(trained, monkeypatch):
+    """Its weights at each measurement of the NLL, and those of an expert beside them."""
+    _, runs, _ = trained
+    seen, measure = [], Validation.measure
+
+    def keep(self, model):
+        seen.append(
+            [model.get_submodule(f"blocks.0.ffn.{name}").weight.clone() for name in ("router", "experts.0.out")]
+        )
+        return measure(self, model)
+
+    monkeypatch.setattr(Validation, "measure", keep)
+    assert main(["what=quantization", "device=cpu", "bits=[4,2]", f"ckpt={runs[3].path}"]) == 0
+    (router, expert), *others = seen
+    assert len(others) == 4 and all(torch.equal(each, router) for each, _ in others)
+    assert not any(torch.equal(each, expert) for _, each in others)
 
 
 def test_a_layer_s_error_is_that_of_its_rounded_copy_on_the_trained_model_s_inputs(trained):
