@@ -62,7 +62,7 @@ def primary_test(study: Study, claims: Iterable[Claim]) -> tuple[str, ...]:
     """Return the comparison that the sweep declared as its primary one; () if none, or if several fit.
 
     Args:
-        study: its spec has ``primary``, e.g. "sc.window".
+        study: its spec has ``primary``, e.g. "sc.window", or of a variant "qk_norm=rmsnorm.window".
         claims: `reference_claims`.
     """
     part, _, quantity = str(study.spec.get("primary") or "").rpartition(".")
@@ -71,7 +71,8 @@ def primary_test(study: Study, claims: Iterable[Claim]) -> tuple[str, ...]:
         about, series = claim.about
         if claim.test and about == DECLARED.get(quantity):
             runs = study.of(series).iloc[0]
-            found |= {claim.test} if part in (runs["mechanism"], runs["residual"], runs["optimizer"]) else set()
+            named = (runs["variant"],) if runs["variant"] else (runs["mechanism"], runs["residual"], runs["optimizer"])
+            found |= {claim.test} if part in named else set()
     return found.pop() if len(found) == 1 else ()
 
 

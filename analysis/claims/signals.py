@@ -1,18 +1,17 @@
 """Judge whether a signal from inside the training step warns of a break before the training loss does.
 
 The sample are groups of runs with one mechanism, settings and seed. A signal that often gives alarm would win by
-accident, so leads are earned ones (`analysis.numbers.alarms`): less those of as many false alarms. Every signal is a
-comparison of its own in Holm's correction.
+accident, so leads count less those by chance (`analysis.numbers.alarms`). Few runs may hold at the rates of broken
+ones, so their mean is uncertain, too: Welch's t. Every signal is a comparison of its own in Holm's correction.
 """
 
 from __future__ import annotations
 
 import math
 
-from analysis.claims.claim import Claim, Verdict, interval_text, signed, word_claim
+from analysis.claims.claim import Claim, interval_text, signed, word_claim
 from analysis.numbers.alarms import EarnedLeads, compare_leads
-from analysis.numbers.significance import LEVEL, p_beyond
-from analysis.numbers.spread import mean_interval
+from analysis.numbers.significance import LEVEL, compare_means
 from analysis.study.load import Study
 from analysis.words import plural
 
@@ -31,15 +30,15 @@ def _judge(found: EarnedLeads) -> Claim:
     subject = f"signal {found.signal.name}"
     if found.why_not:
         return Claim(subject, "not judged", f"{statement}: not judged, since {found.why_not}.", statement)
-    values, number = found.by_unit, len(found.by_unit)
-    mean = math.fsum(values) / number
-    sides = p_beyond(values), p_beyond([-each for each in values])
-    verdict: Verdict = "no claim"
+    number, verdict = len(found.by_unit), "no claim"
+    by_chance = math.fsum(found.by_chance) / len(found.by_chance)
+    earned = [value - by_chance for value in found.by_unit]
+    mean, interval, p = math.fsum(earned) / number, (min(earned), max(earned)), math.nan
     if number == 2:
-        verdict = "undecided" if values[0] * values[1] <= 0 else "holds" if mean > 0 else "contradicted"
+        verdict = "undecided" if earned[0] * earned[1] <= 0 else "holds" if mean > 0 else "contradicted"
     elif number > 2:
-        verdict = "holds" if sides[0] < LEVEL else "contradicted" if sides[1] < LEVEL else "undecided"
-    interval = (min(values), max(values)) if number == 2 else mean_interval(values)
+        mean, interval, p = compare_means(found.by_unit, found.by_chance)
+        verdict = "undecided" if p > LEVEL else "holds" if mean > 0 else "contradicted"
     return word_claim(
         Claim(
             subject,
@@ -49,9 +48,10 @@ def _judge(found: EarnedLeads) -> Claim:
             effect=f"{signed(mean, 1)} steps",
             interval=interval_text(interval, number, "steps", 1),
             finding=f"the {found.signal.name} warns {abs(mean):.1f} steps {'before' if mean > 0 else 'after'} the loss "
-            "does, less what false alarms would gain",
-            note=f"n: groups with one mechanism, settings and seed, of {plural(found.runs, 'broken run')}.",
+            "does, less the lead by chance",
+            note=f"It warned of {found.warned} and the loss of {found.loss_warned} of "
+            f"{plural(found.runs, 'broken run')}. n: groups of these with one mechanism, settings and seed.",
             test=("signal", found.signal.name),
-            p=min(sides) if number > 2 else math.nan,
+            p=p,
         )
     )

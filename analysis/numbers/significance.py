@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtr
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.05
 
@@ -43,6 +43,25 @@ def p_of_bounds(lows: Sequence[float], highs: Sequence[float], tie: float = 0.0)
         tie: largest absolute difference treated as 0.
     """
     return min(p_beyond(lows, tie), p_beyond([-high for high in highs], tie))
+
+
+def compare_means(first: Sequence[float], second: Sequence[float]) -> tuple[float, tuple[float, float], float]:
+    """Return the difference of two means, its 95 % interval and its p-value by Welch's t (Biometrika 34:28, 1947).
+
+    Args:
+        first: values, two or more.
+        second: values whose mean is taken off, two or more.
+    """
+    samples = [np.asarray(values, dtype=float) for values in (first, second)]
+    difference = float(samples[0].mean() - samples[1].mean())
+    squares = [float(values.var(ddof=1)) / len(values) for values in samples]
+    error = math.sqrt(sum(squares))
+    if error == 0:
+        return difference, (difference, difference), 0.0 if difference else 1.0
+    freedom = error**4 / sum(square**2 / (len(values) - 1) for square, values in zip(squares, samples, strict=True))
+    half = error * float(stdtrit(freedom, 1 - LEVEL / 2))
+    p = min(1.0, 2 * float(stdtr(freedom, -abs(difference) / error)))
+    return difference, (difference - half, difference + half), p
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

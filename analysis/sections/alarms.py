@@ -28,7 +28,7 @@ from analysis.numbers.alarms import (
 from analysis.numbers.early import breaks
 from analysis.numbers.ranking import Estimate
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study.load import Frame, Study
+from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural
 
@@ -37,7 +37,7 @@ LOGS = ("activations", "edge")
 PANELS, COLUMNS = 6, 3
 CAPTION = (
     "Signals of the broken runs against steps from the onset: the step at which the smoothed loss exceeded its minimum "
-    "by a spike's height (dashed). One line a run, coloured by learning rate. Dots: alarms."
+    "by a spike's height (dashed). One line a run, coloured by learning rate. Dots: rows in alarm."
 )
 
 
@@ -56,7 +56,7 @@ def sentences(study: Study) -> list[str]:
     found, broken = judged(study), int(breaks(study)["broke"].sum())
     if not broken:
         return ["No run broke by this rule: nothing to warn of."]
-    runs = f"{plural(broken, 'run')} broke, {max((each.runs for each in found), default=0)} did not."
+    runs = f"{plural(broken, 'run')} broke, {_count_sound(study)} did not."
     judgeable = max((each.broken for each in found), default=0)
     if not judgeable:
         return [f"{runs} All broke too early to judge: no signal has more than {FEWEST_ROWS} rows before."]
@@ -64,14 +64,21 @@ def sentences(study: Study) -> list[str]:
         runs += f" {broken - judgeable} broke too early to judge, with at most {FEWEST_ROWS} rows before."
     if rare := [each.signal.name for each in found if not each.broken]:
         runs += f" Logged too rarely to be judged: {join_words(rare)}."
-    telling = [each for each in found if each.warned.low > each.chance]
+    if not any(each.runs for each in found):
+        return [f"{runs} No run of a curve with broken ones held, so chance is unknown and no signal is judged."]
+    telling = [each for each in found if each.warned.low > each.chance.high]
     if not telling:
-        return [f"{runs} No signal is shown to warn of more of them than its false alarms would by chance."]
-    named = [f"{each.signal.name} ({100 * each.warned.value:.0f} %, by chance {100 * each.chance:.0f} %)"
+        return [f"{runs} No signal is shown to warn of more of them than it would by chance."]
+    named = [f"{each.signal.name} ({100 * each.warned.value:.0f} %, by chance {100 * each.chance.value:.0f} %)"
              for each in sorted(telling, key=lambda each: -each.warned.value)]  # fmt: skip
     first = max(telling, key=lambda each: each.lead.value)
     lead = f"{first.lead.value:.0f} steps before the onset{_within(first.lead, '{:.0f}')}"
     return [f"{runs} More often than by chance warn: {'; '.join(named)}. The earliest is {first.signal.name}, {lead}."]
+
+
+def _count_sound(study: Study) -> int:
+    ended = study.runs.loc[study.runs["status"].isin((*FINISHED, "diverged")), "run_id"]
+    return int((~breaks(study)["broke"].reindex(ended)).sum())
 
 
 def _within(found: Estimate, form: str) -> str:
@@ -87,22 +94,24 @@ def table(study: Study) -> Table | None:
             Cell(each.signal.name),
             Cell(str(each.broken)),
             _cell(each.warned, "{:.0%}"),
-            Cell("--" if math.isnan(each.chance) else f"{each.chance:.0%}"),
+            _cell(each.chance, "{:.0%}"),
             _cell(each.lead, "{:.0f}"),
             _cell(each.beyond_loss, "{:+.0f}"),
             _cell(each.false, "{:.1f}"),
         )
         for each in judged(study)
+        if each.broken or each.runs
     ]
     caption = (
         f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} "
         f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {_limits(judged(study))}. Warned: "
-        f"share of a group's broken runs with an alarm within {HORIZON} steps before the onset, mean over groups; by "
-        "chance: the share of which false alarms of that number would warn. Lead: median steps from the first such "
-        "alarm to the onset. Before the loss: "
-        "the same less the training loss's, over runs of which both warned. False alarms: per 1,000 steps of runs that "
-        "did not break. Below: 95 % intervals over groups of runs with one mechanism, settings and seed; for shares "
-        "Clopper and Pearson's, with groups as trials."
+        f"share of a group's broken runs in alarm within {HORIZON} steps before the onset, mean over groups. Lead: "
+        "median steps from the first such row to the onset. Before the loss: the same less the training loss's, over "
+        "runs of which both warned. By chance: the share warned if every step of runs that did not break were an "
+        "onset; false alarms: their beginnings per 1,000 steps of these runs. Both are of the curves with broken runs, "
+        "from the lowest rate at which one broke (if none held there, the largest at which one did). Below: 95 % "
+        "intervals over groups of runs with one mechanism, settings and seed; for shares at least Clopper and "
+        f"Pearson's, with groups (by chance: {HORIZON} steps) as trials."
     )
     header = ("signal", "broken runs", "warned", "by chance", "lead", "before the loss", "false alarms")
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None

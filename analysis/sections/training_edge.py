@@ -38,7 +38,9 @@ CAPTION = (
     "Left: α over α_max, the largest rate that the loss’s curvature allows along the step taken, on that step’s batch; "
     "0 (not drawn) where the curvature is not positive. Right: the largest eigenvalue of Adam’s preconditioned Hessian "
     "over its threshold (2 + 2β₁)/((1 − β₁)α) (Cohen et al. 2022). Beyond 1 (dashed) a quadratic model of the loss "
-    "grows. One line a learning rate, median over seeds. The threshold was found with whole batches."
+    "grows. One line a learning rate, median over seeds. The threshold was found with whole batches. The eigenvalue is "
+    "a lower bound, from at most five products that start at the last measurement's vector: of nine at batches of 8 "
+    "sequences, four were 20 to 45 % below Lanczos' value."
 )
 
 

@@ -108,9 +108,10 @@ def check_fields(fields: Collection[str]) -> None:
                 f"vary.{field}: vary settings of an optimizer with ablate.NAME, e.g. ablate.adamw.beta2=[0.95,0.999]"
             )
         if not is_known or field in FIXED:
+            of_parts = "; settings of parts with ablate.NAME, e.g. ablate.adamw.beta2=[0.95,0.999]"
             raise ValueError(
                 f"vary.{field}: cannot vary within a sweep; fields that can: {', '.join(FIELDS)}, and the "
-                f"settings of {' and '.join(GROUPS)} but for {', '.join(FIXED)}"
+                f"settings of {' and '.join(GROUPS)} but for {', '.join(FIXED)}{of_parts * (group not in GROUPS)}"
             )
     if len(fields) > MOST_AXES:
         raise ValueError(

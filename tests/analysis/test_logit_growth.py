@@ -138,7 +138,11 @@ def test_the_lowest_rate_beyond_the_edge_is_that_of_the_late_medians_over_seeds(
     assert table.header == ("mechanism", "upper edge", "α / α_max > 1", "Adam’s sharpness over its threshold > 1")
     assert [(cell.text, cell.detail) for cell in table.rows[0][2:]] == [("1e-2", "1.2"), ("3e-2", "4.5")]
     assert table.rows[1][2] == table.rows[0][2]
-    assert set(training_edge.figures(logged)) == {"training-edge"}
+    figures = training_edge.figures(logged)
+    assert set(figures) == {"training-edge"}
+    assert (
+        "lower bound" in figures["training-edge"].caption and "below Lanczos' value" in figures["training-edge"].caption
+    )
 
 
 def test_a_run_that_diverged_before_the_later_half_is_beyond_the_edge(tmp_path):

@@ -109,6 +109,18 @@ def test_a_residual_connections_claim_may_be_declared(tmp_path):
     assert [claim.subject for claim in found if claim.is_primary and claim.about[0]] == ["best NLL: sa mhc_lite"]
 
 
+def test_a_variants_claim_may_be_declared_and_is_not_its_bases(tmp_path):
+    settings = [{"variant": each} for each in ("", "window=4", "model.logit_softcap=0.5")]
+    for declared, subject in (
+        ("model.logit_softcap=0.5.best", "best NLL: sa model.logit_softcap=0.5"),
+        ("window=4.best", "best NLL: sa window=4"),
+    ):
+        found = judge(declaring(tmp_path, declared, mechanisms=["sa"], settings=settings))
+        assert [claim.subject for claim in found if claim.is_primary] == [subject]
+    found = judge(declaring(tmp_path, "sc.best", mechanisms=["sa", "sc"], settings=settings[:2]))
+    assert [claim.subject for claim in found if claim.is_primary and claim.about[0]] == ["best NLL: sc"]
+
+
 def test_two_claims_on_one_comparison_are_counted_once():
     """0.02 and 0.03 stand as two comparisons (0.04); as three, 0.02 would be 0.06."""
     twice = [claim("a", 0.03), claim("a", 0.03), claim("b", 0.02)]

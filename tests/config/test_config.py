@@ -222,6 +222,18 @@ def test_a_sweeps_primary_claim_is_one_of_its_parts_and_quantities_and_moves_no_
             read_spec("sweep", [*words, f"primary={given}"])
 
 
+def test_a_sweeps_primary_claim_may_be_on_a_variant():
+    words = ["mechanism=[sa]", "lr=[1e-3]", "ablate.sa.qk_norm=[rmsnorm]", "ablate.model.logit_softcap=[0.5]"]
+    for given in ("qk_norm=rmsnorm.window", "model.logit_softcap=0.5.best"):
+        assert read_spec("sweep", [*words, f"primary='{given}'"]).primary == given
+    for given, rest in (("qk_norm=rmsnrm.window", "; did you mean 'qk_norm=rmsnorm'?"), ("clip_norm=1.window", "")):
+        with pytest.raises(ValueError) as caught:
+            read_spec("sweep", [*words, f"primary='{given}'"])
+        assert str(caught.value).startswith(
+            f"primary={given}: {given.rpartition('.')[0]} is no part of this sweep{rest}"
+        )
+
+
 def test_a_sweeps_reference_is_one_of_its_mechanisms_and_moves_no_run():
     words = ["mechanism=[sa,sc]", "lr=[1e-3]", "seeds=1"]
     spec = read_spec("sweep", [*words, "reference=sc"])

@@ -55,6 +55,7 @@ def test_precisions_stand_within_each_size():
         (["vary.data.path=[a,b]"], "vary.data.path: cannot vary"),
         (["vary.steps=100"], "vary.steps=100: must be a list"),
         (["vary.optimizer.adamw.beta2=[0.9,0.95]"], "ablate.NAME, e.g. ablate.adamw.beta2=[0.95,0.999]"),
+        (["vary.adamw.beta2=[0.9,0.95]"], "settings of parts with ablate.NAME, e.g. ablate.adamw.beta2=[0.95,0.999]"),
         (["model.width=[32,32]"], "32 is listed twice"),
         (["model.width=[32,64]", "vary.model.width=[32,64]"], "both list its values"),
         (["model.width=[32,64]", "model.layers=[1,2]", "batch=[8,16]"], "at most 2 fields may vary"),

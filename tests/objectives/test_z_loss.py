@@ -11,11 +11,18 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.build import build_objective
+from stability.config.curvature import CurvatureSpec
 from stability.config.parse import parse_run
+from stability.corpora.cache import load
 from stability.curvature import directional
 from stability.objectives._z_loss import z_loss_sum
+from stability.probes.checkpoints import Loaded
+from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import Registry
 from stability.runs.directory import read_jsonl
+from stability.training.checkpoint import load as load_checkpoint
+from stability.training.draws import training_examples
 from tests.identity.golden_ids import BASE
 from tests.objectives.subjects import subject
 
@@ -112,6 +119,41 @@ def test_a_run_logs_it_beside_the_loss_and_validates_without_it(lab):
     assert "auxiliary_loss" not in plain and first["auxiliary_loss"] > 0.5
     assert first["loss"] - first["auxiliary_loss"] == pytest.approx(plain["loss"], rel=1e-6)
     assert runs[0].run_id != runs[1].run_id
+
+
+def test_the_curvature_that_a_run_logs_includes_it(lab):
+    """Slope and curvature of ``log.curvature``, and of `stability.hessian`'s probe, along the logged step, by hand."""
+    spec = lab.spec(
+        objective={"name": "ar", "z_loss": WEIGHT},
+        steps=6,
+        lr_peak=1e-2,
+        checkpoint={"every_steps": 1},
+        log={"curvature": 6},
+    )
+    run = lab.train(spec)
+    (row,) = read_jsonl(run.edge_file)
+    corpus = load(lab.cache, spec.data_fingerprint)
+    objective = build_objective(spec, corpus.format)
+    batch = training_examples(spec, corpus, objective, "train", 6, seed=0, batch=spec.batch)
+    models = [load_checkpoint(run.path / "checkpoints" / f"step_00000{step}")[1].double().eval() for step in (5, 6)]
+    before, after = ({key: value.detach() for key, value in model.named_parameters()} for model in models)
+
+    def written_out(t: Tensor) -> Tensor:
+        at = {key: value + t * (after[key] - value) / row["alpha"] for key, value in before.items()}
+        sums = by_hand(functional_call(models[0], at, (batch.inputs_BN,)), batch)
+        return (sums[0] + sums[1]) / batch.weights_BN.sum()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        (slope,) = torch.autograd.grad(written_out(t), t, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope, t)
+    assert (row["slope"], row["curvature"]) == pytest.approx((slope.item(), curvature.item()), rel=2e-3)
+    loaded = Loaded.read(run.path / "checkpoints" / "step_000005", lab.cache)
+    protocol = CurvatureSpec(state=("checkpoint",), warmup_batches=1, warmup_steps=0, recorded_steps=1, parity_steps=0)
+    probe = Probe(loaded, protocol, torch.device("cpu"))
+    probe.descent.examples = lambda index: batch
+    (measured,) = (each for each in probe.rows("checkpoint") if each is not None)
+    assert (measured["slope"], measured["curvature"]) == pytest.approx((slope.item(), curvature.item()), rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["multitrack", "score_entropy"])

@@ -65,13 +65,15 @@ def test_a_resumed_run_logs_the_same_bytes(lab, tmp_path, name):
 
 @pytest.mark.slow
 def test_a_compiled_run_is_the_same_byte_for_byte(lab, tmp_path):
-    """No hook is in a compiled call."""
+    """No hook is in a compiled call; with microbatches, dropout and the log of curvature as well."""
+    changes = {"steps": 6, "compile": True, "batch": 5, "microbatch": 2, "model": SIZE | {"dropout": 0.2}}
     plain, watched = (
-        trained(lab, tmp_path / str(every), lab.spec(steps=6, compile=True, log={"activations": every}))
-        for every in (None, 2)
+        trained(lab, tmp_path / str(bool(log)), lab.spec(**changes, log=log))
+        for log in ({}, {"activations": 2, "curvature": 3})
     )
     assert plain.metrics_file.read_bytes() == watched.metrics_file.read_bytes()
     assert len(rows(watched)) == 3 * len({row["block"] for row in rows(watched)})
+    assert len(list(read_jsonl(watched.edge_file))) == 2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

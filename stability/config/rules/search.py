@@ -117,7 +117,7 @@ PRIMARY = ("window", "common_window", "best", "accuracy", "stable_steps")
 
 
 def primary_can_be_judged(sweep: SweepSpec) -> None:
-    """Refuse a primary claim of an unknown form, or on a part outside the sweep."""
+    """Refuse a primary claim of an unknown form, or on a part or variant outside the sweep."""
     if sweep.primary is None:
         return
     name, _, quantity = sweep.primary.rpartition(".")
@@ -127,14 +127,16 @@ def primary_can_be_judged(sweep: SweepSpec) -> None:
         )
     names = tuple(part.name for axis in (sweep.mechanism, sweep.residual, sweep.optimizer) for part in axis)
     if name not in names:
+        names += tuple(dict.fromkeys(label for label, _ in sweep.curves() if label))
+    if name not in names:
         raise ValueError(f"primary={sweep.primary}: {name} is no part of this sweep; {near_misses(name, names)}")
 
 
 OF_SWEEP = (
     reference_is_swept,
-    primary_can_be_judged,
     sizes_vary_alone,
     ablated_parts_are_swept,
+    primary_can_be_judged,
     searches_exclude_each_other,
     search_fits_sweep,
 )
