@@ -16,6 +16,7 @@ from analysis.study.load import Study
 from analysis.words import plural
 
 LOGS = ("activations", "edge")
+TEST = "signal"
 
 
 def claims(study: Study) -> list[Claim]:
@@ -51,7 +52,7 @@ def _judge(found: EarnedLeads) -> Claim:
             "does, less the lead by chance",
             note=f"It warned of {found.warned} and the loss of {found.loss_warned} of "
             f"{plural(found.runs, 'broken run')}. n: groups of these with one mechanism, settings and seed.",
-            test=("signal", found.signal.name),
+            test=(TEST, found.signal.name),
             p=p,
         )
     )

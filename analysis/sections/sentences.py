@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from analysis.claims import signals
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
@@ -20,16 +21,18 @@ NAMED = 4  # claims in a sentence
 def sentences(study: Study, most: int = NAMED) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
 
-    Before them the ranking of an ablation's variants.
+    Before them the ranking of an ablation's variants, after the first which signals warn of a break.
 
     Args:
         study: the study.
         most: largest number of claims named in a sentence.
     """
     claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
-    return list(
-        filter(None, (_say_ranking(study), _say_supported(claims, most), _say_undecided(claims), _say_alpha(study)))
-    )
+    is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
+    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most)
+    warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
+    said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
+    return list(filter(None, said))
 
 
 def _say_ranking(study: Study) -> str:
@@ -61,6 +64,26 @@ def _say_supported(claims: list[Claim], most: int) -> str:
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _say_signals(claims: list[Claim]) -> str:
+    """Say which signals warn of a break before the training loss does, and which after; "" without a decided one."""
+    decided = [claim for claim in claims if claim.verdict in ("holds", "contradicted") and claim.n > 2]
+    if not decided:
+        return ""
+    earlier, later = (
+        join_words(
+            f"the {claim.test[1]} ({claim.effect.lstrip('+−')})" for claim in decided if claim.verdict == verdict
+        )
+        for verdict in ("holds", "contradicted")
+    )
+    first = f"before the training loss, breaks are warned of by {earlier}" if earlier else ""
+    last = (
+        f"{'after it by' if earlier else 'after the training loss, breaks are warned of by'} {later}" if later else ""
+    )
+    counts = join_words(map(str, sorted({claim.n for claim in decided})))
+    said = "; ".join(filter(None, (first or "no signal warns of a break before the training loss does", last)))
+    return f"{said[0].upper()}{said[1:]}; less the lead by chance (n = {counts})."
 
 
 def _distance(claim: Claim) -> tuple[bool, float]:

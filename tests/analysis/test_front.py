@@ -11,6 +11,8 @@ import pypdf
 import pytest
 
 from analysis import assembly
+from analysis.claims import signals
+from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEYOND
 from analysis.drawing.pieces import Boxed, Heading, Picture
@@ -21,7 +23,7 @@ from analysis.report import build, build_together
 from analysis.sections.answer import MOST_LINES, answer, answer_table, title
 from analysis.sections.front import describe_runs
 from analysis.sections.overview import provenance_line
-from analysis.sections.sentences import sentences
+from analysis.sections.sentences import _say_signals, sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
@@ -177,6 +179,23 @@ def test_every_mechanism_with_an_abbreviated_name_is_spelled_out():
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("quick"), name="quick", seeds=3, alpha=quickstart_alpha)
+
+
+def test_signals_of_a_break_are_one_sentence():
+    def claim(name, verdict, steps, n=4):
+        return Claim(f"signal {name}", verdict, n=n, effect=f"{steps} steps", test=(signals.TEST, name))
+
+    later = [claim("mean log Z", "contradicted", "−16.8"), claim("largest logit", "contradicted", "−14.3")]
+    unknown = [claim("gradient norm", "undecided", "+1.0"), claim("update norm", "holds", "+9.0", n=2)]
+    assert _say_signals([*later, *unknown]) == (
+        "No signal warns of a break before the training loss does; after the training loss, breaks are warned of by "
+        "the mean log Z (16.8 steps) and the largest logit (14.3 steps); less the lead by chance (n = 4)."
+    )
+    earlier = claim("gradient norm", "holds", "+12.0", n=6)
+    assert _say_signals([*later, earlier]).startswith(
+        "Before the training loss, breaks are warned of by the gradient norm (12.0 steps); after it by the mean log Z"
+    )
+    assert _say_signals(unknown) == ""
 
 
 def test_the_first_page_has_one_figure_one_table_and_the_sentences(quick):
