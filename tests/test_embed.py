@@ -16,7 +16,8 @@ from stability.sentences.neighbours import cluster, find_nearest
 from tests.corpora.test_sentences import write
 
 MODULE = "stability.embed"
-TEXTS = ["red dog sees bread at home", "old cat sells gold by night", "tall king hides rice in town", "é " * 40]
+# three are cut at the 16 positions of a tiny model, and one is padded
+TEXTS = ["red dog sees bread at home", "old cat sells gold by night", "ox", "é " * 40]
 NO_LIBRARY = "sentence-transformers is not installed (pip install --no-deps --target FOLDER, then PYTHONPATH=FOLDER)"
 needs_library = pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is None, reason=NO_LIBRARY)
 
