@@ -22,8 +22,8 @@ from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.study.reference import changes_loss
+from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, short_count, value_text
-from stability.runs.words import Words
 
 # Column headings of the paper's Table 9; other settings have their own name. In the paper, raising any of the three
 # lowers the validation NLL.
@@ -57,11 +57,6 @@ class Value:
         """The share of seeds diverged at ``lr``, e.g. diverged 2/4; "" for none."""
         number = int(np.isinf(self.by_seed).sum())
         return f"diverged {number}/{len(self.by_seed)}" if number else ""
-
-    @property
-    def learned_nats(self) -> float:
-        """The median's distance in nats below the token-frequency NLL; NaN if either is missing."""
-        return float(self.runs["unigram_nll"].median()) - self.median
 
 
 @dataclass(frozen=True)
@@ -210,14 +205,14 @@ def directions(study: Study) -> list[str]:
     Seeds are paired, including diverged ones.
     """
     return [
-        _direction(each.base, group, wording.words(study))
+        _direction(study, each.base, group)
         for each in ablations(study)
         for group in each.groups
         if group.numeric and len(group.columns) > 1
     ]
 
 
-def _direction(base: str, group: Group, words: Words) -> str:
+def _direction(study: Study, base: str, group: Group) -> str:
     """Describe the direction of one setting's NLL over paired seeds; a diverged run counts as ∞."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
     pairs = (high.by_seed - low.by_seed).dropna()  # drops ∞ − ∞ too: a seed that diverged at both decides nothing
@@ -226,16 +221,18 @@ def _direction(base: str, group: Group, words: Words) -> str:
     lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
     if pairs.empty:
         return f"{what}: no seed has a result that tells the two apart{f' ({lost})' if lost else ''}."
-    change = f"{what}: {_change(both, lost)}"
-    learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
+    change = f"{what}: {_change(both, lost, wording.words(study).in_nats)}"
+    start = unlearned(study, high.series)
+    learned = max(unlearned(study, each.series).nll - each.median for each in (low, high))
     if not learned > 0:
-        return f"{change}; neither learned more than {words.baseline}, nothing is claimed."
+        return f"{change}; neither learned more than {start.name}, nothing is claimed."
     weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
+    unit = " nats" if wording.words(study).in_nats else ""
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
     little = (
-        f" Little was learned: the better of the two lies {learned:.3f} nats below the {words.baseline_nll}."
-        if learned < LITTLE_SHARE * unigram
+        f" Little was learned: the better of the two lies {learned:.3f}{unit} below the {start.nll_name}."
+        if learned < LITTLE_SHARE * start.nll
         else ""
     )
     return f"{change}: {verdict}.{little}"
@@ -253,7 +250,7 @@ def _sign(pairs: list[float]) -> int:
     return decide(pairs, pairs)[0]
 
 
-def _change(both: Column, lost: str) -> str:
+def _change(both: Column, lost: str, in_nats: bool) -> str:
     """Describe the NLL's change over seeds that finished at both values, and the diverged."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
@@ -262,4 +259,5 @@ def _change(both: Column, lost: str) -> str:
     if len(both) > 1:
         bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval"
         seeds = f"mean of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
-    return f"the validation NLL changes by {np.mean(both):+.3f} nats ({seeds}{counted})"
+    what, unit = ("NLL", " nats") if in_nats else ("loss", "")
+    return f"the validation {what} changes by {np.mean(both):+.3f}{unit} ({seeds}{counted})"

@@ -218,13 +218,14 @@ def sensitivity_table(study: Study) -> Table | None:
         )
         for each in usable
     )
+    unit = ", in nats" if wording.nats(study) else ""
     caption = (
-        "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. "
+        f"Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL{unit} (Wortsman et al. "
         "2024): 0 where the learning rate does not matter; a diverged run counts as the NLL at initialisation. "
         "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
         f"the lowest.{without}"
     )
-    header = ("mechanism", "sensitivity (nats)", "less the reference’s", "rates")
+    header = ("mechanism", f"sensitivity{wording.nats(study)}", "less the reference’s", "rates")
     if not any(cell.text for cell in beside.values()):
         header, rows = (*header[:2], header[3]), tuple((*row[:2], row[3]) for row in rows)
         return Table("Learning-rate sensitivity", caption, header, rows)

@@ -110,7 +110,7 @@ def _width_curves(ax: Axes, study: Study, styles: dict[str, Look]) -> None:
     for limit in limits:
         ax.axvline(limit, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("largest NLL inside (nats)")
+    ax.set_xlabel(f"largest {'NLL' if wording.nats(study) else 'loss'} inside{wording.nats(study)}")
     ax.set_ylabel("width (decades)")
 
 
@@ -152,7 +152,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     lr_axis(bars, study.runs["lr"])
     bars.set_xlabel("learning rate")
     what = wording.words(study).nll if column == VALIDATION else "generative NLL"
-    panels[len(panels) // 2].set_ylabel(f"{what} (nats)")
+    panels[len(panels) // 2].set_ylabel(f"{what}{wording.nats(study)}")
     extras: dict[Any, Line2D] = {}
     for ax, own in zip(panels, groups, strict=True):
         runs = study.runs[study.runs["series"].isin(own if compares_losses(study) else study.series)]
