@@ -131,7 +131,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     found, common, words = windows(study, column=column), common_windows(study, column), wording.words(study)
     rows = tuple(_window_row(study, found[name], common.get(name), column) for name in study.series)
     capped = any(each.median is not None and each.median.is_capped for each in found.values())
-    half = f" No window reaches rates that lost half of what was learned beyond {words.baseline}." if capped else ""
+    start = words.baseline if words.in_nats else f"{words.baseline} and untrained models"
+    half = f" No window reaches rates that lost half of what was learned beyond {start}." if capped else ""
     reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
     reach = reach if column == VALIDATION else ""
     beside = f" Common: rates within 5 % of {study.reference}'s best NLL." if common else ""
