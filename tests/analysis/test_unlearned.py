@@ -87,6 +87,17 @@ def test_learning_is_measured_from_the_better_one_of_equal_embeddings_and_untrai
     assert levels[TRIPLET].name == "the untrained models" and levels[COSINE].name == "equal embeddings"
 
 
+def test_the_dashed_line_is_the_level_that_learning_is_measured_from(study):
+    figure = nll_figure(study)
+    found = {}
+    for name, ax in zip(study.series, figure.axes, strict=False):
+        dashed = [line for line in ax.lines if line.get_linestyle() == "--" and len(set(line.get_ydata())) == 1]
+        labels = [text.get_text() for text in ax.texts if text.get_text().startswith("nothing learned")]
+        found[name] = [float(line.get_ydata()[0]) for line in dashed], [label.split("\n")[1] for label in labels]
+    assert found["sa"] == ([4.062], ["untrained"]) and found[TRIPLET] == ([0.931], ["untrained"])
+    assert found[COSINE] == ([0.250], ["equal"]) and found[COSENT] == ([8.318], ["equal"])
+
+
 def test_a_triplet_loss_of_untrained_models_has_taught_nothing(tmp_path):
     losses = {"": LOSSES[""], "objective.loss=triplet": (1.000, 0.931, (0.931, 0.932, 0.94))}
     reasons = reasons_untrained(study_of(tmp_path, losses=losses))
