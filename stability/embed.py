@@ -99,17 +99,17 @@ def _read_texts(spec: EmbedSpec) -> list[str]:
 
 
 def _read_lines(key: str, file: str) -> list[str]:
-    """Return a file's lines; the last one may be empty."""
+    """Return a file's lines; the last one may be empty. Only a line break ends a line, as in an editor."""
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{key}={file}: not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
     except OSError as error:
         raise ValueError(f"{key}={file}: {error.strerror}; give a text file") from None
+    if lines == [""]:
+        raise ValueError(f"{key}={file} is empty; give a text per line")
     if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
         raise ValueError(f"{key}={file}, line {empty[0]:,} is empty; each line is a text")
-    if not lines:
-        raise ValueError(f"{key}={file} is empty; give a text per line")
     return lines
 
 
@@ -167,18 +167,18 @@ def _cluster(spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> i
     from stability.sentences.neighbours import cluster
 
     labels, centres = cluster(embeddings, spec.clusters, spec.seed)
+    if spec.out is not None:  # before the output, whose reader may leave
+        rows = [
+            {"id": number, "cluster": int(label), "text": text}
+            for number, (label, text) in enumerate(zip(labels, texts, strict=True))
+        ]
+        _write_files(spec.out, {"clusters.jsonl": rows})
     distances = ((embeddings - centres[labels]) ** 2).sum(1)
     members = [(labels == number).nonzero()[0] for number in range(spec.clusters)]
     for own in sorted(members, key=len, reverse=True):
         print_text(f"{len(own):,} texts")
         for index in own[distances[own].argsort(kind="stable")][:SHOWN].tolist():
             print_text(f"  {_short(str(texts[index]))}")
-    if spec.out is not None:
-        rows = [
-            {"id": number, "cluster": int(label), "text": text}
-            for number, (label, text) in enumerate(zip(labels, texts, strict=True))
-        ]
-        _write_files(spec.out, {"clusters.jsonl": rows})
     return 0
 
 

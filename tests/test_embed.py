@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from stability import embed
 from stability.sentences.encoder import Encoder
 from stability.sentences.neighbours import cluster, find_nearest
 from tests.corpora.test_sentences import write
 
 MODULE = "stability.embed"
-TEXTS = ["red dog sees bread at home", "old cat sells gold by night", "tall king hides rice in town", "é " * 40]
+# three are cut at the 16 positions of a tiny model, and one is padded
+TEXTS = ["red dog sees bread at home", "old cat sells gold by night", "ox", "é " * 40]
 NO_LIBRARY = "sentence-transformers is not installed (pip install --no-deps --target FOLDER, then PYTHONPATH=FOLDER)"
 needs_library = pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is None, reason=NO_LIBRARY)
 
@@ -147,6 +149,8 @@ REFUSED = [
     ("mode=similarity ckpt=x query=a", "takes either query=TEXT text=TEXT, or input=FILE of pairs"),
     ("mode=cluster ckpt=x input=y query=z", "query=z belongs to mode=similarity or search, and this is mode=cluster"),
     ("mode=export dir=x out=y", "dir=x is exported already"),
+    ("mode=similarity ckpt=x query=a text=\u00a0", "text='\\xa0' is blank; give a text"),
+    ("mode=search ckpt=x input=y query=\u00a0", "query='\\xa0' is blank; give a text"),
     (
         "mode=search ckpt=x query=a data=stdlib",
         "data=stdlib has no sentences; choose pairs or stdlib_pairs or synthetic_pairs",
@@ -156,7 +160,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "message"), REFUSED)
 def test_words_that_do_not_fit_are_refused_in_a_line(words, message, entered):
-    done = entered(MODULE, *words.split())
+    done = entered(MODULE, *words.split(" "))
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) <= 2
 
 
@@ -184,6 +188,56 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
         done = entered(MODULE, *words.split())
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr
     assert not (tmp_path / "o").exists()
+
+
+def test_a_text_is_a_line_of_an_editor_and_a_mark_at_the_files_start_is_no_text(run, tmp_path, entered):
+    file = tmp_path / "texts.txt"
+    file.write_bytes("\ufeffone\ftwo\u2028three\r\nfour\x1c\n".encode())
+    assert entered(MODULE, "mode=encode", f"ckpt={run}", f"input={file}", f"out={tmp_path / 'o'}").returncode == 0
+    rows = [json.loads(line)["text"] for line in (tmp_path / "o" / "texts.jsonl").read_text().split("\n")[:-1]]
+    assert rows == ["one\ftwo\u2028three", "four\x1c"] and len(np.load(tmp_path / "o" / "embeddings.npy")) == 2
+
+
+def test_clusters_are_written_even_if_nobody_reads_the_output(run, texts, tmp_path, monkeypatch):
+    def leave(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(embed, "print_text", leave)
+    with pytest.raises(BrokenPipeError):
+        embed.main(["mode=cluster", f"ckpt={run}", f"input={texts}", "clusters=2", f"out={tmp_path / 'c'}"])
+    assert len((tmp_path / "c" / "clusters.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content | {"spec": [1]}, "is missing or damaged (spec or format is no object)"),
+        (lambda content: content | {"format": None}, "is missing or damaged (spec or format is no object)"),
+        (lambda content: content | {"format": {"vocab_size": 256}}, "does not fit the model of stability.json"),
+        (lambda content: content | {"spec": {}}, "holds no valid run"),
+        (lambda content: [], "is missing or damaged"),
+    ],
+)
+def test_a_damaged_description_of_an_export_is_refused_in_a_line(run, texts, tmp_path, entered, change, message):
+    folder = tmp_path / "model"
+    entered(MODULE, "mode=export", f"ckpt={run}", f"out={folder}")
+    file = folder / "stability.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    done = entered(MODULE, "mode=encode", f"dir={folder}", f"input={texts}", f"out={tmp_path / 'o'}")
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "modules", ["garbage", "[]", '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Nope"}]']
+)
+def test_a_folder_that_the_library_cannot_read_is_refused_by_its_name(texts, tmp_path, entered, modules):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modules.json").write_text(modules)
+    done = entered(MODULE, "mode=encode", f"dir={tmp_path / 'model'}", f"input={texts}", f"out={tmp_path / 'o'}")
+    assert done.returncode == 2 and f"dir={tmp_path / 'model'}: sentence-transformers cannot read it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "o").exists()
 
 
 def test_an_altered_export_is_refused(run, texts, tmp_path, entered):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed
 from analysis.numbers.ablations import Group, ablations
 from analysis.numbers.learning import LITTLE_SHARE
-from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.unlearned import unlearned
 
 
 def claims(study: Study) -> list[Claim]:
@@ -31,11 +31,11 @@ def _claims(study: Study) -> Iterator[Claim]:
 def _judge(study: Study, base: str, group: Group) -> Claim:
     """Return the claim on one setting."""
     (low, high), values = group.ends, group.changes.tolist()
-    subject, words = f"Table 9 {base} {group.setting}", wording.words(study)
+    subject, start = f"Table 9 {base} {group.setting}", unlearned(study, base)
     statement = f"a larger {group.setting} lowers {base}'s validation NLL (Table 9)"
     why = ""
-    if not max(low.learned_nats, high.learned_nats) > LITTLE_SHARE * float(high.runs["unigram_nll"].median()):
-        why = f"both values learned less than {100 * LITTLE_SHARE:g} % beyond {words.baseline}"
+    if not start.nll - min(low.median, high.median) > LITTLE_SHARE * start.nll:
+        why = f"both values learned less than {100 * LITTLE_SHARE:g} % beyond {start.name}"
     elif not all(map(math.isfinite, values)):
         why = f"a run diverged at {group.setting}={(high if high.diverged else low).text}"
     if why or not values:

@@ -21,6 +21,7 @@ from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import concerns_steps
 from analysis.numbers.windows import outcomes, windows
+from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
@@ -124,7 +125,7 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     mean = float(np.mean(differences))
     first, second = (float(np.mean([means[seed] for seed in seeds])) for means in (own, other))
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
-    side = "lower" if mean < 0 else "higher"
+    side, unit = "lower" if mean < 0 else "higher", " nats" if wording.words(study).in_nats else ""
     return word_claim(
         Claim(
             f"{BEYOND}: {series}",
@@ -132,9 +133,9 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
             statement=f"{series} has a lower NLL than {plain} above {plain}'s window",
             n=len(seeds),
             effect=f"{series} {first:.3f}, {plain} {second:.3f}",
-            interval=interval_text(interval, len(seeds), "nats", 3),
-            finding=f"above {plain}'s window ({span}) {series}'s NLL is {abs(mean):.3f} nats {side} than {plain}'s",
-            difference=f"{signed(mean, 3)} nats",
+            interval=interval_text(interval, len(seeds), unit.strip(), 3).rstrip(),
+            finding=f"above {plain}'s window ({span}) {series}'s NLL is {abs(mean):.3f}{unit} {side} than {plain}'s",
+            difference=f"{signed(mean, 3)}{unit}",
             test=(BEYOND, *pair),
             p=p_of_bounds(differences, differences),
             differences=tuple(differences),

@@ -29,6 +29,7 @@ from analysis.claims.streams import mixing_claims
 from analysis.numbers.comparison import decide
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
+from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import join_words, plural
 
@@ -143,7 +144,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     direction, (low, high) = decide(differences, differences, limit=limit)
     n, is_par = len(pairs), "on par" in statement
     verdict: Verdict = "no claim" if n < 2 else _judge_par(low, high) if is_par else _verdict_of(direction * better)
-    decimals, unit = int(digits[1]), UNITS.get(column, "")
+    decimals, unit = int(digits[1]), UNITS.get(column, "") if wording.words(study).in_nats else ""
     size = float(np.mean(differences)) if pairs else math.nan
     medians = " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else ""
     notes = [f"Medians: {medians}." if medians else "", _lost(pairs, other, plain), pair.remark]

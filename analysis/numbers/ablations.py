@@ -45,11 +45,6 @@ class Value:
         number = int(np.isinf(self.by_seed).sum())
         return f"diverged {number}/{len(self.by_seed)}" if number else ""
 
-    @property
-    def learned_nats(self) -> float:
-        """The median's distance in nats below the token-frequency NLL; NaN if either is missing."""
-        return float(self.runs["unigram_nll"].median()) - self.median
-
 
 @dataclass(frozen=True)
 class Group:

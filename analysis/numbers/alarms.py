@@ -262,12 +262,14 @@ def _compare(signal: Signal, frame: Frame, loss: Frame) -> EarnedLeads:
         return EarnedLeads(signal, why_not="chance is judged by runs that held at such rates, of two groups or more")
     leads = (each.loc[broken, "lead"].fillna(0.0) for each in (frame, loss))
     by_chance = (each.loc[sound, "chance_lead"] / each.loc[sound, "steps"] for each in (frame, loss))
+    warned, loss_warned = (int(each.loc[broken, "lead"].notna().sum()) for each in (frame, loss))
     return EarnedLeads(
         signal,
         _by_unit(next(leads) - next(leads), frame),
         _by_unit(next(by_chance) - next(by_chance), frame),
         len(broken),
-        *(int(each.loc[broken, "lead"].notna().sum()) for each in (frame, loss)),
+        warned,
+        loss_warned,
     )
 
 

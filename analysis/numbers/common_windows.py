@@ -17,6 +17,7 @@ from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_l
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
+from analysis.study.unlearned import unlearned
 
 THRESHOLDS = 80  # points of a curve of widths
 
@@ -99,7 +100,7 @@ def equal_share(study: Study, first: str, second: str) -> EqualShare | None:
         second: name of the other.
     """
     own = windows(study)
-    ours, theirs = (float(study.of(name)["unigram_nll"].median()) for name in (first, second))
+    ours, theirs = (unlearned(study, name).nll for name in (first, second))
     median = own[second].median
     if math.isnan(ours) or median is None or math.isnan(_share(median, theirs)):
         return None

@@ -9,6 +9,10 @@ NLL minus the best NLL. A mechanism is trained if its gain is
 - at least a quarter of its setting's largest gain: less means staying behind others with the same data and steps.
 
 Gains below 5 % of the token-frequency NLL are reported as little, besides any claim.
+
+A loss that is no NLL (sentence pairs) is measured from `unlearned`, the lower one of baseline and untrained model. All
+criteria are shares, and the last one compares only series with the same loss: a mean squared error of cosines and a
+cross entropy have no common unit.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from analysis.numbers.spread import Mean
 from analysis.numbers.windows import SeriesWindows, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.reference import name_loss
+from analysis.study.unlearned import Unlearned, unlearned
 from analysis.words import join_words
 from stability.runs.words import Words
 
@@ -30,37 +36,42 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """One series' learning, in nats.
+    """One series' learning, in the unit of its loss.
 
     Attributes:
         best_nll: median over seeds; ∞ if none.
-        unigram_nll: token-frequency NLL.
+        start: the loss without learning.
         worst_nll: upper end of the seeds' interval.
         words: the objective's terms.
     """
 
     best_nll: float
-    unigram_nll: float
+    start: Unlearned
     worst_nll: float
     words: Words
 
     @staticmethod
     def of(study: Study, found: SeriesWindows) -> Learned:
-        unigram, words = float(study.of(found.series)["unigram_nll"].median()), wording.words(study)
+        start, words = unlearned(study, found.series), wording.words(study)
         if found.median is None:
-            return Learned(math.inf, unigram, math.inf, words)
+            return Learned(math.inf, start, math.inf, words)
         at_best = outcomes(study, found.series).loc[found.median.best_lr]
         worst = Mean.of(at_best).high
-        return Learned(found.median.best_nll, unigram, worst, words)
+        return Learned(found.median.best_nll, start, worst, words)
 
     @property
     def gain(self) -> float:
-        """Token-frequency NLL minus best NLL, in nats; NaN if the former is unknown."""
-        return self.unigram_nll - self.best_nll
+        """Loss without learning minus best NLL; NaN if the former is unknown."""
+        return self.start.nll - self.best_nll
+
+    @property
+    def unit(self) -> str:
+        """The unit of a gain, after a number; "" for a loss that is no NLL."""
+        return " nats" if self.words.in_nats else ""
 
     @property
     def share(self) -> float:
-        return self.gain / self.unigram_nll
+        return self.gain / self.start.nll
 
     @property
     def is_little(self) -> bool:
@@ -70,18 +81,18 @@ class Learned:
         """Say why too little was learned, "" if trained; ``most``: largest gain in the setting."""
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
-        if math.isnan(self.unigram_nll):
-            return f"cannot be said to have learned, the {self.words.baseline_nll} was not recorded"
+        if math.isnan(self.start.nll):
+            return f"cannot be said to have learned, the {self.start.nll_name} was not recorded"
         if not self.gain > 0:
             return f"is untrained: {self._place()}"
-        if not self.worst_nll < self.unigram_nll:
+        if not self.worst_nll < self.start.nll:
             return (
-                f"is untrained: {self._place()}, and its seeds do not rule out that this is chance (NLLs up to "
-                f"{self.worst_nll:.3f})"
+                f"is untrained: {self._place()}, and its seeds do not rule out that this is chance "
+                f"({'NLLs' if self.words.in_nats else 'losses'} up to {self.worst_nll:.3f})"
             )
         if self.share < LEAST_SHARE:
             return (
-                f"is untrained: {self._place()}, where at least {LEAST_SHARE * self.unigram_nll:.3f} below is asked "
+                f"is untrained: {self._place()}, where at least {LEAST_SHARE * self.start.nll:.3f} below is asked "
                 "for (1 %)"
             )
         if self.gain < SHARE_OF_MOST * most:
@@ -91,23 +102,22 @@ class Learned:
         return ""
 
     def _place(self) -> str:
-        where = f"{self.gain:.3f} nats below" if self.gain >= 0 else f"{-self.gain:.3f} nats above"
-        return (
-            f"its best validation NLL, {self.best_nll:.3f}, lies {where} the {self.words.baseline_nll} of "
-            f"{self.unigram_nll:.3f}"
-        )
+        what = "validation NLL" if self.words.in_nats else self.words.nll
+        where = f"{abs(self.gain):.3f}{self.unit} {'below' if self.gain >= 0 else 'above'}"
+        return f"its best {what}, {self.best_nll:.3f}, lies {where} the {self.start.nll_name} of {self.start.nll:.3f}"
 
 
 def most_learned(all_of_setting: list[Learned]) -> float:
-    """Return the largest gain; NaN if none is known."""
+    """Return the largest gain of series with the same loss; NaN if none is known."""
     return max((each.gain for each in all_of_setting if math.isfinite(each.gain)), default=math.nan)
 
 
 def reasons_untrained(study: Study) -> dict[str, str]:
     """Return the reason for too little learning by series, "" if trained."""
     learned = {name: Learned.of(study, each) for name, each in windows(study).items()}
-    most = most_learned(list(learned.values()))
-    return {name: each.shortfall(most) for name, each in learned.items()}
+    losses = {name: name_loss(study, name) for name in learned}
+    most = {loss: most_learned([learned[name] for name in learned if losses[name] == loss]) for loss in losses.values()}
+    return {name: each.shortfall(most[losses[name]]) for name, each in learned.items()}
 
 
 def little(named: dict[str, Learned]) -> str:
@@ -115,9 +125,9 @@ def little(named: dict[str, Learned]) -> str:
     found = {name: each for name, each in named.items() if each.is_little}
     if not found:
         return ""
-    gains = join_words(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
-    words = next(iter(found.values())).words
+    gains = join_words(f"{name} {each.gain:.3f}{each.unit} ({100 * each.share:.1f} %)" for name, each in found.items())
+    start = next(iter(found.values())).start
     return (
-        f"Little was learned beyond {words.baseline}: {gains} below the {words.baseline_nll}. What is said of "
+        f"Little was learned beyond {start.name}: {gains} below the {start.nll_name}. What is said of "
         "windows is said of models at that stage."
     )

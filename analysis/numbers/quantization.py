@@ -16,6 +16,7 @@ import numpy as np
 from analysis.numbers.windows import HALF, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
+from analysis.study.unlearned import unlearned
 
 NAME, LAYERS = "quantization", "quantization_layers"
 TERMINAL, BEFORE = "terminal", "before_decay"
@@ -129,7 +130,7 @@ def _tabulate(study: Study, series: str, bits: int, phase: str) -> Frame:
 
 def _learned_limit(study: Study, series: str) -> float:
     """Return the NLL at which half of what a series' best rate learned beyond the token frequencies is lost."""
-    best, unigram = windows(study)[series].median, study.of(series)["unigram_nll"].median()
+    best, unigram = windows(study)[series].median, unlearned(study, series).nll
     return math.inf if best is None or not unigram > best.best_nll else best.best_nll + HALF * (unigram - best.best_nll)
 
 

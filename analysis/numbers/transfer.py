@@ -24,11 +24,14 @@ import numpy as np
 from analysis.numbers.best_rates import Best, find_best, find_regret
 from analysis.numbers.comparison import Bests, compare_lowest
 from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
+from analysis.numbers.learning import LITTLE_SHARE
 from analysis.numbers.significance import LEVEL, holm
 from analysis.numbers.size_laws import AXES, Law, Size, determines_product, find_extra_terms, fit_law
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import Window, outcomes, windows
+from analysis.study import wording
 from analysis.study.load import Frame, Study
+from analysis.study.unlearned import unlearned
 from analysis.words import join_words
 
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
@@ -54,7 +57,7 @@ class Curve:
         table: NLL, learning rate × seed; ∞ if diverged.
         best: best rate.
         window: stable window of the median line; None without a finite run.
-        gain: nats that the best NLL lies below token frequencies.
+        gain: distance of the best NLL below the loss without learning (`unlearned`).
         numbers: of the series, at its best measured rate.
         study: supplies the runs.
     """
@@ -67,6 +70,16 @@ class Curve:
     gain: float
     numbers: Numbers
     study: Study
+
+    @property
+    def lack_of_gain(self) -> str:
+        """Why the model learned too little for a law; "" if enough. Of a loss that is no NLL a share is asked for."""
+        if wording.words(self.study).in_nats:
+            few = f"the model learned {max(self.gain, 0):.2f} nats beyond token frequencies; at least {LEAST_GAIN} are"
+            return f"{few} asked for" if self.gain < LEAST_GAIN else ""
+        start = unlearned(self.study, self.series)
+        few = f"the model's loss lies {100 * max(self.gain, 0) / start.nll:.1f} % below the {start.nll_name}"
+        return f"{few}; at least {100 * LITTLE_SHARE:g} % are asked for" if self.gain < LITTLE_SHARE * start.nll else ""
 
     @property
     def best_nll(self) -> float:
@@ -228,11 +241,8 @@ class Group:
         for curve in self.curves:
             if curve.best.open:
                 yield f"at {self.describe(curve.size)} {curve.best.open}"
-            elif curve.gain < LEAST_GAIN:
-                yield (
-                    f"at {self.describe(curve.size)} the model learned {max(curve.gain, 0):.2f} nats beyond token "
-                    f"frequencies; at least {LEAST_GAIN} are asked for"
-                )
+            elif curve.lack_of_gain:
+                yield f"at {self.describe(curve.size)} {curve.lack_of_gain}"
         if self.law is None:
             if not any(curve.best.open for curve in self.curves) and self.axes:
                 yield "sizes that grow together cannot be told apart"
@@ -451,7 +461,7 @@ def _base_sizes(study: Study, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_curve(study: Study, series: str, size: Size, numbers: Numbers) -> Curve:
     table, window = outcomes(study, series), windows(study)[series].median
-    unigram = float(study.of(series)["unigram_nll"].median())
+    unigram = unlearned(study, series).nll
     gain = unigram - window.best_nll if window and math.isfinite(unigram) else math.nan
     return Curve(size, series, table, find_best(table), window, gain, numbers, study)
 

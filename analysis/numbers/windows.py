@@ -27,6 +27,7 @@ import pandas as pd
 
 from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.study.once import once_per_study
+from analysis.study.unlearned import unlearned
 
 TOLERANCE = 0.05
 HALF = 0.5  # share of the nats between the token-frequency NLL and the best NLL
@@ -287,7 +288,7 @@ def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION
     for series in study.series:
         table = outcomes(study, series, column)
         line = median_line(table)
-        unigram = float(study.of(series)["unigram_nll"].median()) if column == VALIDATION else math.nan
+        unigram = unlearned(study, series).nll if column == VALIDATION else math.nan
         # A seed without results is no evidence and is left out; a seed with divergences alone keeps its None.
         by_seed = {
             int(s): window(table.index, table[s], tolerance, unigram) for s in table.columns if table[s].notna().any()

@@ -19,8 +19,8 @@ from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Study
+from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, short_count, value_text
-from stability.runs.words import Words
 
 MOST_COLUMNS = 12
 
@@ -91,14 +91,14 @@ def directions(study: Study) -> list[str]:
     Seeds are paired, including diverged ones.
     """
     return [
-        _direction(each.base, group, wording.words(study))
+        _direction(study, each.base, group)
         for each in ablations(study)
         for group in each.groups
         if group.numeric and len(group.columns) > 1
     ]
 
 
-def _direction(base: str, group: Group, words: Words) -> str:
+def _direction(study: Study, base: str, group: Group) -> str:
     """Describe the direction of one setting's NLL over paired seeds; a diverged run counts as ∞."""
     (low, high), pairs = group.ends, group.changes
     both = pairs[np.isfinite(pairs)]
@@ -106,16 +106,18 @@ def _direction(base: str, group: Group, words: Words) -> str:
     lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
     if pairs.empty:
         return f"{what}: no seed has a result that tells the two apart{f' ({lost})' if lost else ''}."
-    change = f"{what}: {_change(both, lost)}"
-    learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
+    change = f"{what}: {_change(both, lost, wording.words(study).in_nats)}"
+    start = unlearned(study, high.series)
+    learned = max(unlearned(study, each.series).nll - each.median for each in (low, high))
     if not learned > 0:
-        return f"{change}; neither learned more than {words.baseline}, nothing is claimed."
+        return f"{change}; neither learned more than {start.name}, nothing is claimed."
     weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
+    unit = " nats" if wording.words(study).in_nats else ""
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
     little = (
-        f" Little was learned: the better of the two lies {learned:.3f} nats below the {words.baseline_nll}."
-        if learned < LITTLE_SHARE * unigram
+        f" Little was learned: the better of the two lies {learned:.3f}{unit} below the {start.nll_name}."
+        if learned < LITTLE_SHARE * start.nll
         else ""
     )
     return f"{change}: {verdict}.{little}"
@@ -133,7 +135,7 @@ def _sign(pairs: list[float]) -> int:
     return decide(pairs, pairs)[0]
 
 
-def _change(both: Column, lost: str) -> str:
+def _change(both: Column, lost: str, in_nats: bool) -> str:
     """Describe the NLL's change over seeds that finished at both values, and the diverged."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
@@ -142,4 +144,5 @@ def _change(both: Column, lost: str) -> str:
     if len(both) > 1:
         bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval"
         seeds = f"mean of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
-    return f"the validation NLL changes by {np.mean(both):+.3f} nats ({seeds}{counted})"
+    what, unit = ("NLL", " nats") if in_nats else ("loss", "")
+    return f"the validation {what} changes by {np.mean(both):+.3f}{unit} ({seeds}{counted})"

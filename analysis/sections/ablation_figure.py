@@ -20,6 +20,7 @@ from analysis.numbers.ablations import Ablation, Group, ablations
 from analysis.sections.ablation import ablation_tables, directions
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.study import wording
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
@@ -32,7 +33,7 @@ CAPTION = (
 
 def figures(study: Study) -> Figures:
     """Draw one figure for each base with a finite NLL, "ablation-0" and on."""
-    drawn = [_figure(each, looks(study)) for each in ablations(study)]
+    drawn = [_figure(each, looks(study), wording.nats(study)) for each in ablations(study)]
     return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
 
@@ -45,8 +46,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     return pieces.heading("One setting at a time") + shown(ablation_tables(study)) + pictures(drawn) + said
 
 
-def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
-    """Draw one panel for each setting of an ablation; None without a finite NLL."""
+def _figure(ablation: Ablation, styles: Mapping[str, Look], unit: str) -> Figure | None:
+    """Draw one panel for each setting of an ablation; None without a finite NLL; ``unit``: end of the label."""
     if not any(math.isfinite(group.best) for group in ablation.groups):
         return None
     lines, columns = math.ceil(len(ablation.groups) / PANELS_PER_ROW), min(PANELS_PER_ROW, len(ablation.groups))
@@ -56,7 +57,7 @@ def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
         base = ablation.base if ablation.base in styles else group.columns[0].series
         _panel(ax, group, styles[base], styles)
         if index % columns == 0:
-            ax.set_ylabel("validation NLL (nats)")
+            ax.set_ylabel(f"validation {'NLL' if unit else 'loss'}{unit}")
     for ax in axes[len(ablation.groups) :]:
         ax.remove()
     _turn_labels(figure, lines)

@@ -13,6 +13,7 @@ from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, nll_cell, select_finished, width_cell
@@ -82,6 +83,8 @@ def window_table(study: Study) -> Table | None:
 def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: SeriesWindows) -> tuple[Cell, ...]:
     """Return a series' row: window of its share, best rate, and width of its stable window."""
     by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
+    if not wording.words(study).in_nats and reasons_untrained(study)[kept.series]:
+        by_nll = Cell("learned nothing")
     if kept.median is None:
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
     runs = select_finished(study.of(kept.series), share.column)

@@ -10,6 +10,7 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, looks
 from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import TERMINAL, recorded_steps
 from analysis.numbers.windows import windows
+from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text, power
 
@@ -58,7 +59,7 @@ def step_figure(study: Study) -> tuple[str, Figure] | None:
     axes = np.atleast_1d(figure.subplots(1, len(steps)))
     for ax, step in zip(axes, steps.itertuples(), strict=True):
         _panel(ax, step, looks(study)[series].color)
-    axes[0].set_ylabel("change of the loss (nats)")
+    axes[0].set_ylabel(f"change of the loss{wording.nats(study)}")
     return series, figure
 
 

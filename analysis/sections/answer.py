@@ -17,6 +17,7 @@ from analysis.measures import spread_cell
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections import transfer
@@ -24,6 +25,7 @@ from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
+from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
@@ -160,8 +162,13 @@ def _explain_title(study: Study, name: str, found: Window | None) -> str:
 
 
 def _is_idle(study: Study, series: str, found: Window) -> bool:
-    """Return whether a series is no better than the baseline of frequencies at any rate."""
-    return found.best_nll >= _baseline(study, series)
+    """Return whether a series is no better than the baseline of frequencies at any rate.
+
+    A loss that is no NLL is judged as in the figures: its lowest value alone may be chance.
+    """
+    if not wording.words(study).in_nats:
+        return bool(reasons_untrained(study)[series])
+    return found.best_nll >= unlearned(study, series).nll
 
 
 def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
@@ -311,11 +318,6 @@ def _explain_absence(study: Study, series: str) -> str:
     return "half of the runs or more diverged at every rate" if has_result else "no run has a result"
 
 
-def _baseline(study: Study, series: str) -> float:
-    """Return the NLL of the targets' frequencies; NaN if not recorded."""
-    return float(study.of(series)["unigram_nll"].median())
-
-
 def recommendation(study: Study, series: str, found: Window | None) -> str:
     """Return a sentence: the rate to take, the largest good one, the first that fails, and the seeds.
 
@@ -326,11 +328,10 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     """
     if found is None:
         return _explain_absence(study, series)
-    baseline = _baseline(study, series)
     seeds = plural(int(outcomes(study, series).loc[found.best_lr].notna().sum()), "seed")
-    if found.best_nll >= baseline:
-        words = wording.words(study)
-        return f"learned nothing at any rate swept ({words.baseline} reach {baseline:.3f}); {seeds}"
+    if _is_idle(study, series, found):
+        start = unlearned(study, series)
+        return f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f}); {seeds}"
     parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _common_upper(study, series, found)]
     failure = first_failure(study, series, found)
     parts.append("" if failure is None else failure.clause)

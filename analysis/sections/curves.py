@@ -32,6 +32,7 @@ from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panels_
 from analysis.drawing.tables import chunks
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, continuation_name, pictures
+from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.study.reference import compares_losses
 from analysis.words import lr_text, wrap
@@ -136,7 +137,7 @@ def row_figure(study: Study) -> Figure | None:
         ax.set_ylim(*whole.limits)
         ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
         ax.set_xlabel("step")
-    axes[0].set_ylabel("loss (nats)")
+    axes[0].set_ylabel(f"loss{wording.nats(study)}")
     rate_legend(figure, colors, _marks(drawn.rows))
     return figure
 
@@ -220,7 +221,7 @@ def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans
             ax.set_ylim(*span.limits)
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_title(name, loc="left", fontweight="bold")
-        ax.set_ylabel("loss (nats)")
+        ax.set_ylabel(f"loss{wording.nats(study)}")
     split = spans[names[0]][0].stop
     for ax, label in zip(axes[-1], (f"step, the first {split}", f"step, from {split} on"), strict=True):
         ax.set_xlabel(label)
@@ -247,7 +248,7 @@ def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -
             axes[index].set_xlabel("step")
             axes[index].tick_params(labelbottom=True)
         if index % RATES_PER_ROW == 0:
-            axes[index].set_ylabel("loss (nats)")
+            axes[index].set_ylabel(f"loss{wording.nats(study)}")
     for ax in axes[len(lrs) :]:
         ax.remove()
     mechanism_legend(figure, {name: styles[name] for name in names}, _marks(drawn.rows), markers=False)

@@ -22,6 +22,7 @@ from analysis.numbers.spread import SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.nll_figures import nll_limits
+from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import wrap
 
@@ -65,7 +66,7 @@ def panels(
         ax.set_xticks(ticks := ax.get_xticks(), [f"{tick:.3g}" for tick in ticks], fontsize=7)
         ax.set_title(wrap(numbers[name].name, TITLE_WIDTH), loc="left", fontsize=8.5)
         if index % PANELS_PER_ROW == 0:
-            ax.set_ylabel("NLL (nats)", fontsize=8)
+            ax.set_ylabel(f"{'NLL' if wording.nats(study) else 'loss'}{wording.nats(study)}", fontsize=8)
         ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(numbers))
     for ax in axes[len(numbers) :]:
         ax.remove()

@@ -131,7 +131,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     found, common, words = windows(study, column=column), common_windows(study, column), wording.words(study)
     rows = tuple(_window_row(study, found[name], common.get(name), column) for name in study.series)
     capped = any(each.median is not None and each.median.is_capped for each in found.values())
-    half = f" No window reaches rates that lost half of what was learned beyond {words.baseline}." if capped else ""
+    start = words.baseline if words.in_nats else f"{words.baseline} and untrained models"
+    half = f" No window reaches rates that lost half of what was learned beyond {start}." if capped else ""
     reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
     reach = reach if column == VALIDATION else ""
     beside = f" Common: rates within 5 % of {study.reference}'s best NLL." if common else ""
@@ -218,13 +219,14 @@ def sensitivity_table(study: Study) -> Table | None:
         )
         for each in usable
     )
+    unit = ", in nats" if wording.nats(study) else ""
     caption = (
-        "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. "
+        f"Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL{unit} (Wortsman et al. "
         "2024): 0 where the learning rate does not matter; a diverged run counts as the NLL at initialisation. "
         "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
         f"the lowest.{without}"
     )
-    header = ("mechanism", "sensitivity (nats)", "less the reference’s", "rates")
+    header = ("mechanism", f"sensitivity{wording.nats(study)}", "less the reference’s", "rates")
     if not any(cell.text for cell in beside.values()):
         header, rows = (*header[:2], header[3]), tuple((*row[:2], row[3]) for row in rows)
         return Table("Learning-rate sensitivity", caption, header, rows)

@@ -29,6 +29,7 @@ from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.reference import compares_losses
+from analysis.study.unlearned import unlearned
 
 WINDOW_CAPTION = (
     "{widths} of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
@@ -110,7 +111,7 @@ def _width_curves(ax: Axes, study: Study, styles: dict[str, Look]) -> None:
     for limit in limits:
         ax.axvline(limit, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("largest NLL inside (nats)")
+    ax.set_xlabel(f"largest {'NLL' if wording.nats(study) else 'loss'} inside{wording.nats(study)}")
     ax.set_ylabel("width (decades)")
 
 
@@ -152,11 +153,11 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     lr_axis(bars, study.runs["lr"])
     bars.set_xlabel("learning rate")
     what = wording.words(study).nll if column == VALIDATION else "generative NLL"
-    panels[len(panels) // 2].set_ylabel(f"{what} (nats)")
+    panels[len(panels) // 2].set_ylabel(f"{what}{wording.nats(study)}")
     extras: dict[Any, Line2D] = {}
     for ax, own in zip(panels, groups, strict=True):
         runs = study.runs[study.runs["series"].isin(own if compares_losses(study) else study.series)]
-        nll_limits(ax, own, unigram := float(runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
+        nll_limits(ax, own, unigram := _median_level(study, runs) if column == VALIDATION else math.nan)
         for name, table in own.items():
             nll_line(ax, table, styles[name])
         if math.isfinite(unigram):
@@ -290,18 +291,34 @@ def _room_at_a_rate(places: Sequence[float], width: float) -> float:
     return min(between, 2 / 3 * (margin + between), width / len(places))
 
 
+def _median_level(study: Study, runs: Frame) -> float:
+    """Return the median NLL without learning of some runs; NaN if not recorded."""
+    if wording.words(study).in_nats:
+        return float(runs["unigram_nll"].median())
+    return float(np.median([unlearned(study, name).nll for name in set(runs["series"])]))
+
+
+def _levels(study: Study, runs: Frame) -> dict[float, str]:
+    """Return each NLL without learning of some runs, and the models that reach it."""
+    words = wording.words(study)
+    if words.in_nats:
+        return {round(value, 3): words.baseline for value in runs["unigram_nll"] if math.isfinite(value)}
+    found = [unlearned(study, name) for name in set(runs["series"])]
+    return {round(each.nll, 3): each.name.removeprefix("the ") for each in found if math.isfinite(each.nll)}
+
+
 def _unigram(ax: Axes, study: Study, runs: Frame) -> None:
     """Draw the NLL of training-token frequencies on the validation examples: a line for each value.
 
-    It is the NLL of a model without context.
+    It is the NLL of a model without context; of a loss that is no NLL, that of `unlearned`.
     """
     low, high = ax.get_ylim()
-    for unigram in sorted({round(value, 3) for value in runs["unigram_nll"] if math.isfinite(value)}):
+    for unigram, name in sorted(_levels(study, runs).items()):
         inside = low < unigram < high
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = f"nothing learned:\n{wording.words(study).baseline.replace(' ', chr(10))}" + (
+        label = f"nothing learned:\n{name.replace(' ', chr(10))}" + (
             "" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}"
         )
         at = min(max(unigram, low), high)

@@ -182,7 +182,7 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     lr_axis(below, {rate for table in tables.values() for rate in table.index})
     below.set_xticks(ticks := below.get_xticks(), [f"{tick:.3g}" for tick in ticks])
     above.tick_params(axis="x", length=0, labelbottom=False)
-    above.set_ylabel(f"{wording.words(study).nll} (nats)")
+    above.set_ylabel(f"{wording.words(study).nll}{wording.nats(study)}")
     below.set_xlabel(_axis(study))
     below.set_yticks(range(len(group)), [numbers[name].name for name in group], fontsize=7)
     below.set_ylim(len(group) - 0.4, -0.6)

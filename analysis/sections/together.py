@@ -16,6 +16,7 @@ from analysis.numbers.windows import outcomes
 from analysis.sections import answer, transfer
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
+from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import wrap
 
@@ -68,7 +69,7 @@ def curves(studies: Sequence[Study]) -> Figure | None:
         ax.set_xlabel("times each optimizer's own rate" if study.is_in_multiples else "learning rate")
     for ax in axes[len(drawn) :]:
         ax.remove()
-    axes[0].set_ylabel("validation NLL (nats)")
+    axes[0].set_ylabel("validation NLL (nats)" if all(map(wording.nats, drawn)) else "validation loss")
     mechanism_legend(figure, styles)
     return figure
 

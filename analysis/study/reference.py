@@ -71,6 +71,12 @@ def compares_losses(study: Study) -> bool:
     return any(_has_own_loss(study, variant) for variant in set(study.runs["variant"]))
 
 
+def name_loss(study: Study, series: str) -> str:
+    """Return the variant of the loss that a series is trained by, "" for the study's own; only equal ones compare."""
+    variant = str(study.of(series).iloc[0]["variant"])
+    return variant if _has_own_loss(study, variant) else ""
+
+
 def _has_own_loss(study: Study, variant: str) -> bool:
     """Return whether a variant's setting changes the loss itself."""
     ablations = [item for item in study.study.get("ablations") or [] if changes_loss(item)]

@@ -22,6 +22,11 @@ def words(study: Study) -> Words:
     return words_of_record(study.study)
 
 
+def nats(study: Study) -> str:
+    """Return the unit of the loss as the end of a label: " (nats)"; "" for a loss that is no NLL."""
+    return " (nats)" if words(study).in_nats else ""
+
+
 def objective(study: Study) -> str:
     """Name the objective, e.g. ``"score_entropy, absorbing graph, geometric noise"``.
 

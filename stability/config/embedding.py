@@ -80,6 +80,9 @@ class EmbedSpec(Settings):
             raise ValueError(f"out: a value is missing; mode={self.mode} writes out=FOLDER")
         if self.mode == "export" and self.ckpt is None:
             raise ValueError(f"dir={self.dir} is exported already; mode=export takes ckpt=RUN")
+        for name in ("query", "text"):
+            if (given := getattr(self, name)) is not None and not given.strip():
+                raise ValueError(f"{name}={given!r} is blank; give a text")
         self._check_texts()
         return self
 

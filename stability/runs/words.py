@@ -74,3 +74,8 @@ class Words:
     summary: str = field(default="", kw_only=True)
     tokens: str = field(default="", kw_only=True)
     direction: str = field(default="", kw_only=True)
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether the validated loss is a negative log likelihood; else its values depend on the loss's own unit."""
+        return "nats" in self.unit

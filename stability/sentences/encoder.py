@@ -16,6 +16,7 @@ from stability.config.run import RunSpec
 from stability.corpora.sentences.corpus import pad_sentences
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.data.stdlib import clean
+from stability.printable import line_of
 from stability.sentences import export
 from stability.training.checkpoint import load, manifest_of
 
@@ -109,7 +110,12 @@ def require_pairs(objective: Part, name: str) -> None:
 
 
 class LibraryEncoder:
-    """A folder of sentence-transformers of other origin, read by that library."""
+    """A folder of sentence-transformers of other origin, read by that library.
+
+    Raises:
+        RuntimeError: the library is missing.
+        ValueError: it cannot read the folder.
+    """
 
     def __init__(self, folder: Path, device: torch.device):
         try:
@@ -119,7 +125,10 @@ class LibraryEncoder:
                 f"dir={folder} is read by sentence-transformers, which is missing; {NEEDS_LIBRARY}"
             ) from None
         self.name = str(folder)
-        self._model = SentenceTransformer(str(folder), device=str(device), local_files_only=True)
+        try:
+            self._model = SentenceTransformer(str(folder), device=str(device), local_files_only=True)
+        except Exception as error:  # noqa: BLE001  # of many kinds, by the files that are missing or damaged
+            raise ValueError(f"dir={folder}: sentence-transformers cannot read it: {line_of(error)}") from None
 
     def encode(self, texts: Sequence[str], batch: int = 64) -> np.ndarray:
         """Return the library's own embeddings, (texts, width) float32.

@@ -80,15 +80,20 @@ def load(folder: Path) -> tuple[RunSpec, Backbone, Any]:
     try:
         content = json.loads((folder / OURS).read_text(encoding="utf-8"))
         spec_values, data_format, digest = content["spec"], content["format"], content["sha256"]
+        if not isinstance(spec_values, dict) or not isinstance(data_format, dict):
+            raise TypeError("spec or format is no object")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / OURS} is missing or damaged ({line_of(error)}); export the run again") from None
     if not (folder / MODEL).is_file() or sha256_of(folder / MODEL) != digest:
         raise ValueError(f"{folder / MODEL} is missing or altered; export the run again")
-    spec = parse_run(spec_values, folder)
+    try:
+        spec = parse_run(spec_values, folder)
+    except ValueError as error:
+        raise ValueError(f"{folder / OURS} holds no valid run ({line_of(error)}); export the run again") from None
     try:
         model = build_model(spec, data_format)
         model.load_state_dict(load_file(folder / MODEL))
-    except (SafetensorError, RuntimeError) as error:
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / MODEL} does not fit the model of {OURS}: {line_of(error)}") from None
     return spec, model.eval(), data_format
 

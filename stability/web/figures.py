@@ -37,6 +37,7 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
     from analysis.numbers.common_windows import common_windows
     from analysis.numbers.learning import reasons_untrained
     from analysis.numbers.windows import median_line, outcomes, windows
+    from analysis.study import wording
 
     common, styles, lacking = common_windows(study), looks(study), reasons_untrained(study)
     own = {name: each for name, each in windows(study).items() if not lacking[name]}
@@ -71,7 +72,8 @@ def _nll(study: Study, running: Sequence[Any]) -> dict[str, Any]:
             hollow = {**HOLLOW, "color": look.color}
             traces.append(_trace(f"{shown}: running", pairs, mode="markers", marker=hollow, **quiet))
     unit = "learning rate / reference rate" if study.is_in_multiples else "learning rate"
-    found = _figure(traces, unit, "validation NLL (nats)", x_log=True)
+    label = "validation NLL (nats)" if wording.nats(study) else wording.words(study).nll
+    found = _figure(traces, unit, label, x_log=True)
     found["layout"]["yaxis2"] = {"overlaying": "y", "range": [0, 1.04], "visible": False, "fixedrange": True}
     finite = sorted(nll for name in study.series for nll in outcomes(study, name).to_numpy().ravel() if nll < math.inf)
     if finite and finite[-1] > 3 * finite[len(finite) // 2]:  # an exploded run must not flatten all others

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from stability.config.parts import validate_settings
+from stability.corpora.sentences.corpus import SentenceBatch
+from stability.objectives._base import Examples
 from stability.objectives._sentence_losses import cosent, cosine_terms, mnrl_terms, triplet_terms
-from stability.objectives.sentence_pairs import POOLS
+from stability.objectives.sentence_pairs import POOLS, SentencePairs
 from tests.within import assert_within
 
 ROWS, WIDTH = 7, 5
@@ -162,3 +165,84 @@ def test_pooling_is_that_of_sentence_transformers(name):
     features = {"token_embeddings": hidden, "attention_mask": mask.long()}
     expected = Pooling(WIDTH, pooling_mode=name)(features)["sentence_embedding"]
     torch.testing.assert_close(POOLS[name](hidden, mask)[:, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def objective_of(rows_S: int, labels: torch.Tensor | None, **settings: object) -> tuple[SentencePairs, Examples]:
+    """An objective and its examples: rows of different sentences, with these scores."""
+    form = {"vocab_size": 99, "sentences": rows_S, "scored": labels is not None}
+    own = SentencePairs(validate_settings("objectives", "sentence_pairs", settings), form)
+    tokens_BSN = torch.arange(ROWS * rows_S).reshape(ROWS, rows_S, 1)
+    scores_B = torch.ones(ROWS) if labels is None else labels.float()
+    batch = SentenceBatch(tokens_BSN, torch.ones_like(tokens_BSN).bool(), scores_B)
+    return own, own.examples(batch, torch.Generator())
+
+
+def mean_loss(own: SentencePairs, examples: Examples, given: list[torch.Tensor]) -> torch.Tensor:
+    total, count = own.loss_sum(torch.stack(given, 1), examples)
+    return total / count
+
+
+TRAINED = [
+    # settings of the objective, scored, sentences of a row, their loss, its settings
+    ({"loss": "cosine"}, True, 2, "CosineSimilarityLoss", {}),
+    ({"loss": "cosent"}, True, 2, "CoSENTLoss", {}),
+    ({"loss": "cosent", "temperature": 0.5}, True, 2, "CoSENTLoss", {"scale": 2.0}),
+    ({"loss": "mnrl"}, False, 2, "MultipleNegativesRankingLoss", {}),
+    ({"loss": "mnrl", "temperature": 0.5}, False, 3, "MultipleNegativesRankingLoss", {"scale": 2.0}),
+    ({"loss": "triplet", "normalise": False}, False, 3, "TripletLoss", {}),
+    ({"loss": "triplet", "normalise": False, "margin": 0.5}, False, 3, "TripletLoss", {"triplet_margin": 0.5}),
+]
+
+
+@needs_library
+@pytest.mark.parametrize(("settings", "is_scored", "num", "name", "options"), TRAINED)
+def test_the_loss_that_is_trained_and_its_gradients_are_those_of_sentence_transformers(
+    settings, is_scored, num, name, options
+):
+    labels = scores().float().double() if is_scored else None
+    own, examples = objective_of(num, labels, **settings)
+    mine, other = embeddings(num), embeddings(num)
+    found, expected = mean_loss(own, examples, mine), theirs(name, other, labels, **options)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    gradients = torch.autograd.grad(found, mine), torch.autograd.grad(expected, other)
+    for first, second in zip(*gradients, strict=True):
+        assert second.abs().max() > 0
+        torch.testing.assert_close(first, second.to(first.dtype), rtol=1e-6, atol=1e-6 * float(second.abs().max()))
+
+
+def loop_cosent(cosines: list[float], targets: list[float], temperature: float) -> float:
+    rows = list(zip(cosines, targets, strict=True))
+    return math.log1p(sum(math.exp((d - c) / temperature) for c, y in rows for d, z in rows if y > z))
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_the_trained_cosent_lowers_the_cosines_of_smaller_scores(temperature):
+    own, examples = objective_of(2, scores(), loss="cosent", temperature=temperature)
+    first, second = (each.detach() for each in embeddings(2))
+    cosines = [cosine(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+    expected = loop_cosent(cosines, scores().tolist(), temperature)
+    assert float(mean_loss(own, examples, [first, second])) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_trained_cosent_of_pairs_has_the_next_rows_sentence_below_the_own_one():
+    own, examples = objective_of(2, None, loss="cosent")
+    first, second = (each.detach() for each in embeddings(2))
+    both = [
+        [cosine(first[row].tolist(), second[(row + shift) % ROWS].tolist()) for row in range(ROWS)] for shift in (0, 1)
+    ]
+    expected = loop_cosent(both[0] + both[1], [1.0] * ROWS + [0.0] * ROWS, 0.05)
+    found = mean_loss(own, examples, [first, second, second.roll(-1, 0)])
+    assert float(found) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize(("normalise", "margin"), [(True, None), (True, 0.3), (False, None), (False, 0.5)])
+def test_the_trained_triplet_is_the_hinge_of_near_less_far_with_and_without_unit_vectors(normalise, margin):
+    own, examples = objective_of(3, None, loss="triplet", normalise=normalise, margin=margin)
+    rows = [each.detach() for each in embeddings(3)]
+    used = [each / each.norm(dim=-1, keepdim=True) if normalise else each for each in rows]
+    least = margin or (1.0 if normalise else 5.0)
+    terms = [
+        max(0.0, math.dist(a, p) - math.dist(a, n) + least)
+        for a, p, n in zip(*(each.tolist() for each in used), strict=True)
+    ]
+    assert_within(abs(float(mean_loss(own, examples, rows)) - sum(terms) / ROWS), 1e-5, "distances have 1e-6 added")

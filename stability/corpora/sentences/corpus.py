@@ -132,7 +132,7 @@ class SentenceCorpus(AbstractRowCorpus):
             if len(side.scores_M) < FEWEST_ROWS:
                 raise ValueError(
                     f"data: {self.description}: the {which} side needs at least {FEWEST_ROWS} rows; give more that "
-                    "share no sentence"
+                    "share no sentence, or another data.hold_out"
                 )
 
     def log_frequencies(self) -> Float64[Tensor, " 2"]:

@@ -62,6 +62,8 @@ def _row(
 ) -> Row:
     if missing := [name for name in columns if record.get(name) is None]:
         raise ValueError(f"{place}: {missing[0]} is missing; every row has {', '.join(columns)}")
+    if columns == PAIRS and record.get(NEGATIVE) is not None:  # a row of a jsonl file, or another file
+        raise ValueError(f"{place}: {NEGATIVE} is missing in the first row; every row has the same columns")
     texts = [record[name] for name in columns if name != "score"]
     for name, text in zip(columns, texts, strict=False):
         if not isinstance(text, str) or not text.strip():
@@ -100,7 +102,15 @@ def _records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         reader = csv.DictReader(text, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
         try:
             for record in reader:
-                yield f"data.path: {file}, line {reader.line_num:,}", record
+                place, names = f"data.path: {file}, line {reader.line_num:,}", reader.fieldnames or ()
+                if None in record:
+                    raise ValueError(
+                        f"{place}: {len(names) + len(record[None])} fields below {len(names)} columns; put a text that "
+                        'holds a separator into quotes, "…"'
+                    )
+                if len(record) < len(names):
+                    raise ValueError(f"{place}: two columns of the header have the same name: {', '.join(names)}")
+                yield place, record
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(
                 f"data.path: {file}, after line {reader.line_num:,}: {error}; save it as UTF-8 csv"
@@ -112,7 +122,7 @@ def _records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _parse(line: bytes, place: str) -> Mapping[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: no JSON ({error})") from None
     if not isinstance(record, dict):
         raise ValueError(f"{place}: no object; a row is an object with {WANTED}")
