@@ -11,13 +11,13 @@ from analysis.numbers.windows import Window
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
 
-# Ways to fail: of one run, of several, and in a table's cell. By severity; the most severe names a tie.
+# Ways to fail, by severity: of one run, of several
 FAILURES = {
     "diverged": ("diverges", "diverge"),
     "exploded": ("explodes", "explode"),
     "idle": ("learns nothing", "learn nothing"),
-    "failed": ("fails", "fail"),  # in several of these ways
 }
+OR = " or "
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Failure:
 
     Attributes:
         lr: that rate.
-        kind: one of `FAILURES`.
+        kind: of `FAILURES`; several are joined by "or".
         runs: failed runs there.
         of: all runs with a result there.
         beyond: kind of the failures at larger rates, if every run fails there and here; else "".
@@ -41,11 +41,12 @@ class Failure:
     @property
     def clause(self) -> str:
         """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 runs diverge"."""
-        rate, (one, several) = lr_text(self.lr), FAILURES[self.kind]
+        rate = lr_text(self.lr)
+        one, several = _say(self.kind)
         if self.runs == self.of:
             if self.beyond == self.kind:
                 return f"from {rate} on it {one}"
-            return f"at {rate} it {one}{f', beyond it {FAILURES[self.beyond][0]}' if self.beyond else ''}"
+            return f"at {rate} it {one}{f', beyond it {_say(self.beyond)[0]}' if self.beyond else ''}"
         return f"at {rate} {self.runs} of {self.of} runs {one if self.runs == 1 else several}"
 
 
@@ -70,9 +71,14 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
 
 
 def _kind(counts: Sequence[dict[str, int]]) -> str:
-    """Return the only kind of failure, else "failed"."""
-    kinds = {kind for each in counts for kind, number in each.items() if number}
-    return kinds.pop() if len(kinds) == 1 else "failed"
+    """Return the kinds of failure, e.g. "exploded or idle"."""
+    return OR.join(kind for kind in FAILURES if any(each[kind] for each in counts))
+
+
+def _say(kind: str) -> tuple[str, str]:
+    """Return the verbs of a failure, of one run and of several."""
+    one, several = zip(*(FAILURES[each] for each in kind.split(OR)), strict=True)
+    return OR.join(one), OR.join(several)
 
 
 def _failures(runs: Frame) -> dict[str, int]:
