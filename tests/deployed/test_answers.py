@@ -340,6 +340,26 @@ def test_a_benchmark_without_examples_of_the_objective_is_refused_in_a_line(lab,
     assert done.stderr == "error: benchmark=true makes no examples for objective=recall\n"
 
 
+def test_the_next_command_of_a_deployed_model_is_one_that_answers(lab, runs, tmp_path, entered):
+    pairs = {"name": "synthetic_pairs", "num": 100, "form": "pairs"}
+    sentences = lab.train(lab.spec(objective={"name": "sentence_pairs", "loss": "triplet"}, data=pairs))
+    for run, told in (
+        (runs["mlm"], "next: python -m stability.infer dir={out} text='…'"),
+        (
+            lab.train(recall_spec(lab, steps=4)),
+            "next: stability.deployed.load('{out}') in Python; infer answers for no",
+        ),
+        (sentences, "sentence embeddings: python -m stability.embed mode=export ckpt={ckpt} out=…"),
+    ):
+        out = tmp_path / f"{run.run_id}_told"
+        done = entered("stability.deploy", f"ckpt={run.path}", "format=fp32", f"out={out}")
+        assert done.returncode == 0, done.stderr
+        said = done.stdout[done.stdout.index("next: ") :]
+        assert told.format(out=out, ckpt=run.path) in said
+        is_answered = entered("stability.infer", f"dir={out}", "text=a[MASK]c").returncode == 0
+        assert is_answered == ("stability.infer" in said)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
