@@ -108,13 +108,34 @@ def _deploy(
     except Rejected as rejected:
         print_text(f"error: {rejected}", file=sys.stderr)
         return ABOVE_TOLERANCE
-    for line in _describe(out, manifest):
+    for line in [*_describe(out, manifest), f"next: {_next(out, run, directory.path)}"]:
         print_text(line)
     return 0
 
 
+def _next(out: Path, run: RunSpec, place: Path) -> str:
+    """Return the command that uses a deployed model, or how to read one that `stability.infer` does not answer for.
+
+    Args:
+        out: the deployed folder.
+        run: the run's spec.
+        place: the run's folder.
+    """
+    from stability.config.cross import num_context_of
+    from stability.deployed.folder import TOKENS
+    from stability.deployed.tokens import NUMBERS, Tokens
+
+    kind = Tokens.of_json((out / TOKENS).read_text(encoding="utf-8")).kind
+    if kind != NUMBERS and not num_context_of(run.objective):
+        return f"python -m stability.infer dir={out} text='…'"
+    text = f"stability.deployed.load('{out}') in Python; infer answers for no model of objective={run.objective.name}"
+    if run.objective.name != "sentence_pairs":
+        return text
+    return f"{text}; sentence embeddings: python -m stability.embed mode=export ckpt={place} out=…"
+
+
 def _describe(out: Path, manifest: dict[str, Any]) -> list[str]:
-    """Return sizes, validation and the next command, a line each."""
+    """Return sizes and validation, a line each."""
     files = ", ".join(f"{name} {each['bytes']:,}" for name, each in manifest["files"].items())
     found = manifest["validation"]
     limit = "no limit" if found["tolerance"] is None else f"at most {100 * found['tolerance']:g} %"
@@ -126,7 +147,6 @@ def _describe(out: Path, manifest: dict[str, Any]) -> list[str]:
         f"largest difference of a logit: {found['largest_logit_difference']:.2g}",
         f"time of that: {found['seconds_before']:.2f} s before, {found['seconds_after']:.2f} s after; both compute in "
         "float32",
-        f"next: python -m stability.infer dir={out} text='…'",
     ]
 
 

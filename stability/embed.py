@@ -176,7 +176,7 @@ def _cluster(spec: EmbedSpec, embeddings: np.ndarray, texts: Sequence[str]) -> i
     distances = ((embeddings - centres[labels]) ** 2).sum(1)
     members = [(labels == number).nonzero()[0] for number in range(spec.clusters)]
     for own in sorted(members, key=len, reverse=True):
-        print_text(f"{len(own):,} texts")
+        print_text(f"{len(own):,} text{'s' * (len(own) != 1)}")
         for index in own[distances[own].argsort(kind="stable")][:SHOWN].tolist():
             print_text(f"  {_short(str(texts[index]))}")
     return 0

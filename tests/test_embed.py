@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from stability import embed
+from stability.runs.study import StudyFolder
 from stability.sentences.encoder import Encoder
 from stability.sentences.neighbours import cluster, find_nearest
 from tests.corpora.test_sentences import write
@@ -72,6 +74,8 @@ def test_an_exported_folder_gives_the_same_embeddings(run, texts, tmp_path, ente
     assert np.array_equal(first, second)
     modules = json.loads((tmp_path / "model" / "modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    # others read the weights if they may read the rest
+    assert len({(tmp_path / "model" / name).stat().st_mode for name in ("modules.json", "model.safetensors")}) == 1
 
 
 def test_similarity_prints_each_pairs_cosine(run, tmp_path, entered):
@@ -106,10 +110,12 @@ def test_search_reads_the_second_sentences_of_data(run, entered):
 
 def test_cluster_prints_sizes_and_writes_the_labels(run, texts, tmp_path, entered):
     done = entered(MODULE, "mode=cluster", f"ckpt={run}", f"input={texts}", "clusters=2", f"out={tmp_path / 'c'}")
-    sizes = [int(line.split()[0]) for line in done.stdout.splitlines() if line.endswith(" texts")]
+    sizes = [int(line.split()[0]) for line in done.stdout.splitlines() if re.fullmatch(r"\d+ texts?", line)]
     assert sum(sizes) == 4 and len(sizes) == 2 and sizes == sorted(sizes, reverse=True)
     rows = [json.loads(line) for line in (tmp_path / "c" / "clusters.jsonl").read_text().splitlines()]
     assert sorted(np.bincount([row["cluster"] for row in rows]).tolist(), reverse=True) == sizes
+    alone = entered(MODULE, "mode=cluster", f"ckpt={run}", f"input={texts}", "clusters=4")
+    assert alone.stdout.splitlines().count("1 text") == 4 and "1 texts" not in alone.stdout
 
 
 def test_nearest_rows_are_those_of_a_full_sort_across_blocks(monkeypatch):
@@ -170,6 +176,8 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
     latin.write_bytes(b"\xff\n")
     three.write_text("a\tb\tc\n")
     masked = lab.train(lab.spec()).path
+    two = StudyFolder.of(lab.pool, "two")
+    two.write([run.name, masked.name])
     cases = [
         (f"mode=encode ckpt={run} input={empty} out={tmp_path / 'o'}", "line 2 is empty; each line is a text"),
         (f"mode=encode ckpt={run} input={latin} out={tmp_path / 'o'}", "not UTF-8 at byte 0"),
@@ -182,6 +190,10 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written(lab, run, text
         (
             f"mode=encode ckpt={masked} input={texts} out={tmp_path / 'o'}",
             "objective=mlm trains no sentence embeddings",
+        ),
+        (
+            f"mode=encode ckpt={two.path} input={texts} out={tmp_path / 'o'}",
+            f"an encoder is one run;\ngive one of them: ckpt={run}, ckpt={masked}",
         ),
     ]
     for words, message in cases:

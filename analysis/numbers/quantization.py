@@ -80,7 +80,7 @@ def compare_rates(study: Study, series: str, bits: int) -> Compared:
         bits: bits of a weight.
     """
     table = _tabulate(study, series, bits, TERMINAL)
-    if (reason := _explain(table, FEWEST_RATES)) or (table <= 0).any(axis=None):
+    if (reason := _explain(table, FEWEST_RATES, study.of(series)["lr"].nunique())) or (table <= 0).any(axis=None):
         return Compared(series, bits, why_not=reason or "rounding lowers the NLL of some runs")
     near = _near_rates(study, series, table)
     return Compared(
@@ -105,7 +105,8 @@ def compare_decay(study: Study, series: str, bits: int) -> Compared:
         return Compared(series, bits, why_not="no checkpoint before a decay was measured")
     common = after.index.intersection(before.index)
     after, before = after.loc[common], before.loc[common]
-    reason = _explain(after, 1) or _explain(before, 1)
+    swept = study.of(series)["lr"].nunique()
+    reason = _explain(after, 1, swept) or _explain(before, 1, swept)
     if reason or (after <= 0).any(axis=None) or (before <= 0).any(axis=None):
         return Compared(series, bits, why_not=reason or "rounding lowers the NLL of some runs")
     ratios = np.log10(after / before)
@@ -134,11 +135,18 @@ def _learned_limit(study: Study, series: str) -> float:
     return math.inf if best is None or not unigram > best.best_nll else best.best_nll + HALF * (unigram - best.best_nll)
 
 
-def _explain(table: Frame, fewest: int) -> str:
-    """Return the reason why a table allows no comparison; "" if it does."""
-    if len(table) >= fewest and np.isfinite(table.to_numpy()).all():
-        return ""
-    return f"all seeds learned at {len(table)} learning rates, and {fewest} are needed"
+def _explain(table: Frame, fewest: int, swept: int) -> str:
+    """Return the reason why a table allows no comparison; "" if it does.
+
+    Args:
+        table: changes by learning rate and seed.
+        fewest: learning rates that the comparison needs.
+        swept: learning rates of the series.
+    """
+    if len(table) < fewest:
+        kept = f"all seeds keep half of what the best rate learned at {len(table)} of {swept} learning rates"
+        return f"{kept}, and {fewest} {'is' if fewest == 1 else 'are'} needed"
+    return "" if np.isfinite(table.to_numpy()).all() else "rounding makes the NLL of some runs infinite"
 
 
 def _slope(values) -> float:

@@ -10,6 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.claims.claim import Claim
+from analysis.claims.judging import judge
+from analysis.claims.reference import short_verdict
+from analysis.claims.signals import TEST
 from analysis.drawing.marks import mark, rate_legend
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
@@ -88,7 +92,8 @@ def _within(found: Estimate, form: str) -> str:
 
 
 def table(study: Study) -> Table | None:
-    """Return one row per signal: warned runs, by chance, lead, lead before the loss's, false alarms; None without."""
+    """Return one row per signal: warned runs, by chance, leads, false alarms, and the claim on it; None without."""
+    claims = {each.test: each for each in judge(study)}
     rows = [
         (
             Cell(each.signal.name),
@@ -98,6 +103,7 @@ def table(study: Study) -> Table | None:
             _cell(each.lead, "{:.0f}"),
             _cell(each.beyond_loss, "{:+.0f}"),
             _cell(each.false, "{:.1f}"),
+            _claimed(claims.get((TEST, each.signal.name))),
         )
         for each in judged(study)
         if each.broken or each.runs
@@ -111,9 +117,20 @@ def table(study: Study) -> Table | None:
         "onset; false alarms: their beginnings per 1,000 steps of these runs. Both are of the curves with broken runs, "
         "from the lowest rate at which one broke (if none held there, the largest at which one did). Below: 95 % "
         "intervals over groups of runs with one mechanism, settings and seed; for shares at least Clopper and "
-        f"Pearson's, with groups (by chance: {HORIZON} steps) as trials."
+        f"Pearson's, with groups (by chance: {HORIZON} steps) as trials. Earned before the loss: mean over groups of "
+        "the lead, 0 without an alarm in time, less the mean lead by chance, both less the loss's; below, its interval "
+        "(Welch's, of two groups their range) and the verdict on “warns before the training loss does”."
     )
-    header = ("signal", "broken runs", "warned", "by chance", "lead", "before the loss", "false alarms")
+    header = (
+        "signal",
+        "broken runs",
+        "warned",
+        "by chance",
+        "lead",
+        "before the loss",
+        "false alarms",
+        "earned before the loss",
+    )
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
 
 
@@ -127,6 +144,13 @@ def _cell(found: Estimate, form: str) -> Cell:
         return Cell("--")
     detail = f"{form.format(found.low)} to {form.format(found.high)}" if found.has_interval else ""
     return Cell(form.format(found.value), detail)
+
+
+def _claimed(claim: Claim | None) -> Cell:
+    """Return a claim's effect, its interval and its verdict; "--" if it was not judged."""
+    if claim is None:
+        return Cell("--")
+    return Cell(claim.effect, f"{claim.interval}\n{short_verdict(claim)}", claim.verdict in ("holds", "contradicted"))
 
 
 def figures(study: Study) -> Figures:

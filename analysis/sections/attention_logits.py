@@ -37,6 +37,7 @@ from analysis.words import power
 TITLE, NAME, COLUMN = "How attention’s logits grow", "attention-logits", "attention_logit_max"
 MOST_PANELS = 2
 VALUE = f"Largest attention logit at the end of training (median of the last {LATE_ROWS} logged steps)"
+PREDICTED = " Predicted: by the law of the sizes above, with its 80 % interval."
 CAPTION = f"{VALUE} against learning rate. Points: seeds; line: their median; dashed: 10⁴."
 SIZES_CAPTION = (
     f"{VALUE} against learning rate, a colour for each size. Points: seeds; line: their median; dashed: 10⁴, above "
@@ -59,16 +60,16 @@ def of_sizes(study: Study) -> list[tuple[Group, list[Growth]]]:
 
 def table(study: Study) -> Table:
     """Return a row per group and size with the rate of passing, and one for twice the largest size."""
-    rows = []
+    rows, predicted = [], ""
     for group, found in of_sizes(study):
         twice = _predict(group, found)
         rows += [_row(study, growth) for growth in found] + ([twice] if twice else [])
+        predicted = PREDICTED if twice else predicted
     if not rows:
         rows = [_row(study, find_growth(study, series)) for series in study.series]
     caption = (
         f"{VALUE}: the learning rate from which it is above 10⁴, interpolated between the swept rates, mean over "
-        "seeds; below it the standard error, in decades. Beside it the upper edge of the stable window. "
-        "Predicted: by the law of the sizes above, with its 80 % interval."
+        f"seeds; below it the standard error, in decades. Beside it the upper edge of the stable window.{predicted}"
     )
     return Table(TITLE, caption, ("mechanism", "passes 10⁴ at LR", "window’s upper edge"), tuple(rows))
 

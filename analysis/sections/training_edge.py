@@ -100,9 +100,10 @@ def sentences(study: Study) -> list[str]:
             beyond = own.index[own > 1]
             places.append(len(beyond) > 0 and len(outside) > 0 and beyond[0] == outside[0])
         if places:
+            have = "has" if len(places) == 1 else "have"
             found.append(
-                f"{sum(places)} of {plural(len(places), 'curve')} with a window have {text} above 1 first at the first "
-                "swept rate beyond it."
+                f"{sum(places)} of {plural(len(places), 'curve')} with a window {have} {text} above 1 first at the "
+                "first swept rate beyond it."
             )
     return found
 

@@ -45,10 +45,12 @@ def measure_anew(folder: str, batch: int, spec: InferSpec) -> dict[str, float]:
 def measure(deployed: Deployed, batch: int, repeats: int, device: torch.device) -> dict[str, float]:
     """Return tokens a second of a forward pass over whole windows, and the process's peak memory.
 
+    ``tokens_per_s`` is the median, beside the slowest and the fastest measurement.
+
     Args:
         deployed: the model.
         batch: windows at a time.
-        repeats: measurements, of which the median counts.
+        repeats: measurements.
         device: device of the model.
     """
     run = deployed.spec
@@ -61,12 +63,13 @@ def measure(deployed: Deployed, batch: int, repeats: int, device: torch.device) 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    seconds = time_median(read, repeats)
-    return {"tokens_per_s": batch * run.model.positions / seconds, "peak_mb": peak_memory_mb(device)}
+    seconds, tokens = time_repeats(read, repeats), batch * run.model.positions
+    speeds = {"tokens_per_s": statistics.median(seconds), "slowest": max(seconds), "fastest": min(seconds)}
+    return {name: tokens / each for name, each in speeds.items()} | {"peak_mb": peak_memory_mb(device)}
 
 
-def time_median(call: Callable[[], None], repeats: int) -> float:
-    """Return the median seconds of a call, after one that does not count."""
+def time_repeats(call: Callable[[], None], repeats: int) -> list[float]:
+    """Return the seconds of a call in each of some measurements, after one call that does not count."""
     call()
     found = []
     for _ in range(repeats):
@@ -75,7 +78,7 @@ def time_median(call: Callable[[], None], repeats: int) -> float:
             call()
             calls += 1
         found.append(passed / calls)
-    return statistics.median(found)
+    return found
 
 
 def make_examples(deployed: Deployed, batch: int) -> Examples:
@@ -108,7 +111,8 @@ def describe_row(folder: str, manifest: dict[str, Any], found: dict[str, float])
     """
     return (
         f"{folder}: {manifest['format']}, {manifest['bytes']:,} bytes; batch {found['batch']:.0f}: "
-        f"{found['tokens_per_s']:,.0f} tokens/s, peak {found['peak_mb']:,.0f} MB"
+        f"{found['tokens_per_s']:,.0f} tokens/s ({found['slowest']:,.0f} to {found['fastest']:,.0f}), "
+        f"peak {found['peak_mb']:,.0f} MB"
     )
 
 

@@ -14,7 +14,7 @@ def resolve_run_folder(place: str, word: str, noun: str) -> Path:
 
     Args:
         place: the folder.
-        word: the word on the command line, e.g. ``oracle=ckpt:…``, for messages.
+        word: the word on the command line, e.g. ``oracle=ckpt:…`` or ``ckpt=…``, for messages.
         noun: role of the run, e.g. "an oracle is one run", for messages.
 
     Raises:
@@ -29,8 +29,9 @@ def resolve_run_folder(place: str, word: str, noun: str) -> Path:
         return folder
     runs = StudyFolder(folder).runs()
     if len(runs) != 1:
+        sign = "ckpt=" if word.startswith("ckpt=") else "ckpt:"  # as the word itself is written
         raise ValueError(
             f"{word} is a study of {len(runs)} runs, and {noun};\n"
-            f"give one of them: {', '.join(f'ckpt:{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
+            f"give one of them: {', '.join(f'{sign}{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
         )
     return runs[0].path

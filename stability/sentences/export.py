@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from stability.build import build_model
@@ -66,7 +66,7 @@ def write_weights(folder: Path, spec: RunSpec, model: nn.Module, data_format: An
         data_format: format of its corpus.
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / MODEL)
+    (folder / MODEL).write_bytes(save(state))  # not `save_file`, whose files only their owner may read
     content = {"spec": spec.model_dump(mode="json"), "format": data_format, "sha256": sha256_of(folder / MODEL)}
     _write_json(folder / OURS, content)
 

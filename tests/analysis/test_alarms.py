@@ -209,6 +209,22 @@ def test_a_report_says_which_signal_warns(tmp_path):
     assert section.figures(logged)["alarms"].figure.axes[0].get_xlabel() == "steps from the onset"
 
 
+def test_the_table_of_signals_has_the_claim_on_each(tmp_path):
+    """The first page counts these claims and sends its reader to the appendix."""
+    study = with_signals(write_runs(tmp_path, [30, 20, 25]))
+    table = section.table(study)
+    assert table is not None and table.header[-1] == "earned before the loss"
+    cells, claims = {row[0].text: row[-1] for row in table.rows}, {each.test: each for each in judge(study)}
+    claim = claims[signals.TEST, "gradient norm"]
+    assert (cells["gradient norm"].text, cells["gradient norm"].bold) == (claim.effect, True)
+    assert (
+        cells["gradient norm"].detail == f"{claim.interval}\nsupported (n = 3)" and cells["training loss"].text == "--"
+    )
+    broken = replace(study, runs=study.runs[study.runs["status"] == "diverged"])
+    unjudged = section.table(broken)
+    assert unjudged is not None and {row[-1].text for row in unjudged.rows} == {"--"}
+
+
 def test_runs_that_break_before_a_signal_can_be_judged_are_counted(tmp_path):
     study = with_signals(write_runs(tmp_path, [30, 10, 20]))
     early = {

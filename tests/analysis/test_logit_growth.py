@@ -83,6 +83,7 @@ def test_the_law_of_the_rates_of_passing_is_found_tried_and_extrapolated(tmp_pat
     table = attention_logits.table(study)
     assert [row[1].text for row in table.rows] == ["1.0e-2", "6.3e-3", "4.0e-3", "2.5e-3", "1.6e-3"]
     assert table.rows[-1][0].text == "width 1,024, predicted" and " to " in table.rows[-1][1].detail
+    assert table.caption.endswith(" Predicted: by the law of the sizes above, with its 80 % interval.")
     (sentence,) = attention_logits.sentences(study)
     assert "changes by -0.20 decades (80 %: " in sentence and "doubling of width" in sentence
     assert "the smaller sizes say 2.5e-3 for width 512, and it is 2.5e-3 (+0.00 decades; " in sentence
@@ -104,7 +105,8 @@ def test_logits_that_stay_small_have_no_rate_of_passing_and_no_law(tmp_path):
     found = find_growths(find_groups([study])[0])
     assert found[0].reason == "below it at every rate" and math.isnan(found[0].log_lr)
     assert not found[1].reason and fit_passing(found) is None
-    assert attention_logits.table(study).rows[0][1].detail == "below it at every rate"
+    table = attention_logits.table(study)
+    assert table.rows[0][1].detail == "below it at every rate" and "Predicted" not in table.caption
     assert attention_logits.sentences(study) == []
     for each in (study, log_activations(study, lambda run: 30.0)):  # some sizes pass, none passes
         attention_logits.figures(each)["attention-logits"].figure.savefig(io.BytesIO(), format="pdf")
@@ -199,3 +201,14 @@ def test_where_the_ratio_passes_1_is_compared_with_the_end_of_the_window(tmp_pat
         "0 of 2 curves with a window have Adam’s sharpness over its threshold above 1 first at the first swept rate "
         "beyond it.",
     ]
+    alone = load(
+        write_study(
+            tmp_path / "alone",
+            mechanisms=["sa"],
+            lrs=lrs,
+            seeds=3,
+            nll=lambda name, lr, seed: 2.0 if lr < 5e-3 else 3.0,
+        )
+    )
+    said = training_edge.sentences(log_edge(alone, lambda run: 1.5 if run.lr > 5e-3 else 0.5))
+    assert said[0] == "1 of 1 curve with a window has α / α_max above 1 first at the first swept rate beyond it."

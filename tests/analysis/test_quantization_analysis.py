@@ -110,6 +110,23 @@ def test_diverged_and_plateaued_runs_enter_no_slope_and_are_counted(tmp_path):
     assert "Runs without a point: 1 diverged of 12 of sa." in figures(study)["quantization"].caption
 
 
+def test_too_few_rates_are_named_with_what_counts_as_learned(tmp_path):
+    def nll(mechanism, lr, seed):
+        return math.inf if lr > 2e-3 and seed == 1 and mechanism == "sa" else 2.8 + lr
+
+    found = claims_of(load(study_with(tmp_path, nll=nll)), "rate")
+    assert found["quantization rate sa 2"].verdict == "not judged"
+    assert found["quantization rate sa 2"].text.endswith(
+        "not judged, since all seeds keep half of what the best rate learned at 2 of 4 learning rates, and 3 are needed."
+    )
+    assert found["quantization rate sw 2"].verdict == "holds"
+
+
+def test_an_infinite_change_is_the_reason_that_is_given(tmp_path):
+    found = compare_rates(load(study_with(tmp_path, sign=math.inf)), "sw", 3)
+    assert found.why_not == "rounding makes the NLL of some runs infinite" and not found.by_seed
+
+
 def test_without_checkpoints_before_a_decay_there_is_no_claim_about_it(tmp_path):
     study = load(study_with(tmp_path, phases=("terminal",)))
     assert claims_of(study, "decay") == {} and len(claims_of(study, "rate")) == 4

@@ -18,7 +18,7 @@ from stability.config.deployment import InferSpec
 from stability.corpora.proteins.alphabets import LETTERS
 from stability.corpora.tokens.gpt2 import Gpt2Tokenizer
 from stability.corpora.tokens.nucleotides import CODES
-from stability.deployed import load
+from stability.deployed import benchmark, load
 from stability.deployed.answers import Answerer
 from stability.deployed.tokens import Tokens
 from stability.models.specials import SPECIALS
@@ -320,8 +320,17 @@ def test_benchmark_measures_each_folder_at_both_batch_sizes(runs, placed, entere
     assert done.returncode == 0, done.stderr
     assert [line.count("batch 1:") for line in lines] == [1, 0, 1, 0]
     assert [line.count("batch 32:") for line in lines] == [0, 1, 0, 1] and all(
-        "tokens/s, peak" in line for line in lines
+        "tokens/s (" in line and "), peak" in line for line in lines
     )
+
+
+def test_benchmark_prints_the_median_beside_the_slowest_and_the_fastest_repeat(runs, placed, entered, monkeypatch):
+    asked = []
+    monkeypatch.setattr(benchmark, "time_repeats", lambda call, repeats: asked.append(repeats) or [0.02, 0.08, 0.04])
+    done = entered("stability.infer", f"dir={placed(runs['ar'])}", "benchmark=true", "repeats=3", "device=cpu")
+    positions = load(placed(runs["ar"])).spec.model.positions
+    told = f"{positions / 0.04:,.0f} tokens/s ({positions / 0.08:,.0f} to {positions / 0.02:,.0f}), peak "
+    assert f"batch 1: {told}" in done.stdout and asked == [3, 3]
 
 
 def test_a_benchmark_without_examples_of_the_objective_is_refused_in_a_line(lab, placed, entered):
@@ -329,6 +338,26 @@ def test_a_benchmark_without_examples_of_the_objective_is_refused_in_a_line(lab,
     done = entered("stability.infer", f"dir={folder}", "benchmark=true", "repeats=1", "device=cpu")
     assert done.returncode == 2
     assert done.stderr == "error: benchmark=true makes no examples for objective=recall\n"
+
+
+def test_the_next_command_of_a_deployed_model_is_one_that_answers(lab, runs, tmp_path, entered):
+    pairs = {"name": "synthetic_pairs", "num": 100, "form": "pairs"}
+    sentences = lab.train(lab.spec(objective={"name": "sentence_pairs", "loss": "triplet"}, data=pairs))
+    for run, told in (
+        (runs["mlm"], "next: python -m stability.infer dir={out} text='…'"),
+        (
+            lab.train(recall_spec(lab, steps=4)),
+            "next: stability.deployed.load('{out}') in Python; infer answers for no",
+        ),
+        (sentences, "sentence embeddings: python -m stability.embed mode=export ckpt={ckpt} out=…"),
+    ):
+        out = tmp_path / f"{run.run_id}_told"
+        done = entered("stability.deploy", f"ckpt={run.path}", "format=fp32", f"out={out}")
+        assert done.returncode == 0, done.stderr
+        said = done.stdout[done.stdout.index("next: ") :]
+        assert told.format(out=out, ckpt=run.path) in said
+        is_answered = entered("stability.infer", f"dir={out}", "text=a[MASK]c").returncode == 0
+        assert is_answered == ("stability.infer" in said)
 
 
 @pytest.mark.parametrize(
