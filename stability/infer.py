@@ -193,9 +193,11 @@ def _read_texts(stream: TextIO, name: str, key: str, is_json: bool) -> Iterator[
 
 def _parse_line(line: str, place: str, key: str) -> str:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip("\n"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place} is no JSON ({line_of(error)})") from None
+        is_syntax = isinstance(error, json.JSONDecodeError)
+        why = f"{error.msg}, column {error.colno}" if is_syntax else line_of(error)
+        raise ValueError(f"{place} is no JSON ({why})") from None
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         raise ValueError(f'{place} must be an object with a text under "{key}", e.g. {{"{key}": "…"}}')
     return row[key]

@@ -155,7 +155,8 @@ def _claimed(claim: Claim | None) -> Cell:
 
 def figures(study: Study) -> Figures:
     """Draw the signals of the broken runs around the onset, a panel each; {} without a broken run."""
-    telling = sorted((each for each in judged(study) if each.broken), key=lambda each: -each.warned.value)[:PANELS]
+    found = [each for each in judged(study) if each.broken]
+    telling = sorted(found, key=lambda each: (-each.warned.value, -np.nan_to_num(each.lead.value)))[:PANELS]
     return {NAME: Captioned(_draw(study, telling), CAPTION)} if telling else {}
 
 

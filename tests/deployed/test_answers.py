@@ -212,7 +212,7 @@ def test_files_and_json_lines_are_answered_in_order(runs, placed, tmp_path, ente
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is no JSON (Expecting property name enclosed in double quotes, column 2)"),
         ('{"txt": "a"}', 'line 2 must be an object with a text under "text"'),
         ('{"text": "no mask"}', "line 2: the text holds no [MASK]"),
     ],
