@@ -125,7 +125,7 @@ def _largest(
             statement=statement,
             n=n,
             effect=numbers,
-            interval=f"against {closest} {_interval(nearest)}{of_n}" if n > 1 else "",
+            interval=f"{_interval(nearest)} beyond {closest}{of_n}" if n > 1 else "",
             paper=CONSENSUS,
             finding=finding,
             note=_notes(found),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-SEED_RANGE = "smallest and largest over the seeds, from nine on a 95 % interval of the median"
+SEED_RANGE = "smallest and largest over the seeds, from nine seeds on a 95 % interval of the median"
 MEDIAN_RULE = f"Second line: {SEED_RANGE}"
 MEAN_RULE = "Second line: Student-t 95 % interval of the mean (n ≥ 3) or smallest and largest (n = 2)"
 

@@ -216,7 +216,7 @@ OWN, FAILURE = "own window", "first failure"
 WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
 RATIO_TOLD = (
     f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
-    "second order), divided by the rate of training."
+    "second order), divided by the rate of training; no factor by which that may be raised."
 )
 FAILURE_TOLD = (
     "First failure: the first rate at which a run diverged, exploded (ended above the untrained model's NLL), or was "
@@ -243,7 +243,7 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
     beside = f", and of {reference}'s" if common in names else ""
     windows_told = (
         f"Windows: rates within 5 % of each mechanism's best NLL{beside}, on the medians over seeds, with the width in "
-        "decades."
+        "decades; differences named elsewhere are means over seeds, each with its own window."
     )
     parts = [
         told,

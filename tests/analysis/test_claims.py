@@ -270,14 +270,14 @@ def shares(sc, sa):
     [
         ((8, 9), (1, 2), "holds",
             "Indicated (n = 2): sc has the largest share of stable steps at the highest learning rates that all have "
-            "(1e-1 and 1e0), at terminal checkpoints, from the runs' own optimizer state: sc 85 %, sa 15 % (against sa "
-            "range: +70 to +70 points)."),
+            "(1e-1 and 1e0), at terminal checkpoints, from the runs' own optimizer state: sc 85 %, sa 15 % (range: "
+            "+70 to +70 points beyond sa)."),
         ((1, 2), (8, 9), "contradicted", "Indicated against (n = 2): sa has a larger share of stable steps than sc at"),
-        ((5, 5), (4, 6), "undecided", "sc 50 %, sa 50 %; sc not apart from sa (against sa range: −10 to +10 points)."),
+        ((5, 5), (4, 6), "undecided", "sc 50 %, sa 50 %; sc not apart from sa (range: −10 to +10 points beyond sa)."),
         # 70, 70, 40: mean 60, deviation 17.3, t = 6, p = 0.027; undecided after the correction for the other claims
         ((8, 9, 8), (1, 2, 4), "undecided", "Alone p = 2.7e-2, corrected for"),
         ((8, 8, 8), (1, 1, 1), "holds", "Supported (n = 3): sc has the largest share of stable steps"),
-        ((8, 9, 2), (1, 2, 9), "undecided", "points)."),
+        ((8, 9, 2), (1, 2, 9), "undecided", "points beyond sa)."),
     ],
 )  # fmt: skip
 def test_stable_steps_at_the_highest_rates(tmp_path, sc, sa, verdict, words):

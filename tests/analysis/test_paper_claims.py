@@ -209,8 +209,8 @@ def test_sc_must_have_the_largest_of_all_in_both_phases_and_states(tmp_path):
         claims["median α_max paper earliest"].statement
         == "sc has the largest median α_max of all (earliest, paper's warm-up state)"
     )
-    assert "sc 2.2e1, sa 2.2e-3, mix 1.1e-2, sw 1.1e-3 (against mix 95 %" in claims["median α_max paper"].text
-    assert "against mix 95 %: +3.3 to +3.3 decades" in claims["median α_max paper"].text
+    assert "sc 2.2e1, sa 2.2e-3, mix 1.1e-2, sw 1.1e-3 (95 %" in claims["median α_max paper"].text
+    assert "95 %: +3.3 to +3.3 decades beyond mix" in claims["median α_max paper"].text
 
 
 def test_one_mechanism_with_a_larger_one_contradicts_it_and_one_as_large_leaves_it_open(tmp_path):
@@ -257,7 +257,7 @@ def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_media
     )
     assert (
         math.isnan(found.second)
-        and "sc 2.2e1, sa -- (against sa 95 %: ≥ +1.7 decades). Diverged, ranked below all that was recorded: 6 runs of sa."
+        and "sc 2.2e1, sa -- (95 %: ≥ +1.7 decades beyond sa). Diverged, ranked below all that was recorded: 6 runs of sa."
         in judged(study)["median α_max paper"].text
     )
     low = study_of(
@@ -314,21 +314,25 @@ def test_where_all_diverged_shares_are_0_for_each_and_nobody_is_said_to_lack_res
         (
             {"sa": (1.5, 1.5, 1.5), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 0.9, 0.95)},
             "contradicted",
-            "sa 95 %: −0.2 to −0.2",
+            "95 %: −0.2 to −0.2 decades beyond sa",
         ),
         # of the smallest effect is sa, 0.05 decades below in each seed; sw, whose seeds scatter, leaves it undecided
         (
             {"sa": (0.9, 0.9, 0.9), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 0.9, 0.95)},
             "undecided",
-            "sw 95 %: −4.3 to +7.0",
+            "95 %: −4.3 to +7.0 decades beyond sw",
         ),
-        ({"sa": (0.9, 0.9, 0.9), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 1e-4, 1e-4)}, "holds", "sa 95 %: +0.0 to +0.0"),
+        (
+            {"sa": (0.9, 0.9, 0.9), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 1e-4, 1e-4)},
+            "holds",
+            "95 %: +0.0 to +0.0 decades beyond sa",
+        ),
     ],
 )
 def test_the_interval_that_is_shown_is_the_one_that_decides(tmp_path, medians, verdict, interval):
     study = study_of(tmp_path, alpha=lambda m, lr, seed, _: [{"sc": (1.0, 1.0, 1.0), **medians}[m][seed]] * 5)
     claim = judged(study)["median α_max paper"]
-    assert (claim.verdict, claim.interval) == (verdict, f"against {interval} decades")
+    assert (claim.verdict, claim.interval) == (verdict, interval)
 
 
 def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path):
@@ -337,7 +341,7 @@ def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path
         study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}), statuses=statuses)
     )["median α_max paper"]
     assert claim.n == 2 and claim.text.startswith("Indicated (n = 2): ")
-    assert claim.interval == "against mix range: +3.3 to +3.3 decades"
+    assert claim.interval == "range: +3.3 to +3.3 decades beyond mix"
     three = judged(
         study_of(
             tmp_path / "sa",
@@ -345,7 +349,7 @@ def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path
             statuses={("mix", 1.0, 2): ("failed", "x")},
         )
     )["median α_max paper"]
-    assert three.n == 2 and three.interval == "against sa 95 %: +3.3 to +3.3 decades of 3 seeds"
+    assert three.n == 2 and three.interval == "95 %: +3.3 to +3.3 decades beyond sa of 3 seeds"
 
 
 def test_a_rate_at_which_both_diverged_says_nothing_of_the_medians(tmp_path):
