@@ -48,8 +48,8 @@ def _judge(found: EarnedLeads) -> Claim:
             n=number,
             effect=f"{signed(mean, 1)} steps",
             interval=interval_text(interval, number, "steps", 1),
-            finding=f"the {found.signal.name} warns {abs(mean):.1f} steps {'before' if mean > 0 else 'after'} the loss "
-            "does, less the lead by chance",
+            finding=f"the {found.signal.name}'s lead before a break is {abs(mean):.1f} steps "
+            f"{'longer' if mean > 0 else 'shorter'} than the loss's, less the lead by chance",
             note=f"It warned of {found.warned} and the loss of {found.loss_warned} of "
             f"{plural(found.runs, 'broken run')}. n: groups of these with one mechanism, settings and seed.",
             test=(TEST, found.signal.name),

@@ -53,9 +53,9 @@ def interval(values: Iterable[float], is_positive: bool = False) -> tuple[float,
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the order statistics between which the median lies with at least 95 % probability.
 
-    They need nine values to lie within the smallest and the largest, which are returned below. Of two to five values
-    these hold the median with less: 1 − 2^(1−n), e.g. 75 % of three. Any continuous distribution (Conover 1999,
-    Practical Nonparametric Statistics, 3.2).
+    Below nine values they are the smallest and the largest. Of n = 2 to 5 values these hold the median with a lower
+    probability, 1 − 2^(1−n): 75 % of three. For any continuous distribution (Conover 1999, Practical Nonparametric
+    Statistics, 3.2).
 
     Args:
         values: at least one finite number.

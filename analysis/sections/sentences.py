@@ -67,23 +67,18 @@ def _say_supported(claims: list[Claim], most: int) -> str:
 
 
 def _say_signals(claims: list[Claim]) -> str:
-    """Say which signals warn of a break before the training loss does, and which after; "" without a decided one."""
+    """Say which signals' leads before a break differ from the training loss's; "" without a decided one."""
     decided = [claim for claim in claims if claim.verdict in ("holds", "contradicted") and claim.n > 2]
     if not decided:
         return ""
-    earlier, later = (
-        join_words(
-            f"the {claim.test[1]} ({claim.effect.lstrip('+−')})" for claim in decided if claim.verdict == verdict
-        )
+    longer, shorter = (
+        join_words(f"{claim.test[1]} ({claim.effect})" for claim in decided if claim.verdict == verdict)
         for verdict in ("holds", "contradicted")
     )
-    first = f"before the training loss, breaks are warned of by {earlier}" if earlier else ""
-    last = (
-        f"{'after it by' if earlier else 'after the training loss, breaks are warned of by'} {later}" if later else ""
-    )
+    first = f"Longer lead before a break than the training loss: {longer or 'no signal'}"
+    last = f"; shorter: {shorter}" if shorter else ""
     counts = join_words(map(str, sorted({claim.n for claim in decided})))
-    said = "; ".join(filter(None, (first or "no signal warns of a break before the training loss does", last)))
-    return f"{said[0].upper()}{said[1:]}; less the lead by chance (n = {counts})."
+    return f"{first}{last}. A break without warning counts as a lead of 0; all less the lead by chance (n = {counts})."
 
 
 def _distance(claim: Claim) -> tuple[bool, float]:

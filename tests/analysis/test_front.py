@@ -188,12 +188,12 @@ def test_signals_of_a_break_are_one_sentence():
     later = [claim("mean log Z", "contradicted", "−16.8"), claim("largest logit", "contradicted", "−14.3")]
     unknown = [claim("gradient norm", "undecided", "+1.0"), claim("update norm", "holds", "+9.0", n=2)]
     assert _say_signals([*later, *unknown]) == (
-        "No signal warns of a break before the training loss does; after the training loss, breaks are warned of by "
-        "the mean log Z (16.8 steps) and the largest logit (14.3 steps); less the lead by chance (n = 4)."
+        "Longer lead before a break than the training loss: no signal; shorter: mean log Z (−16.8 steps) and "
+        "largest logit (−14.3 steps). A break without warning counts as a lead of 0; all less the lead by chance (n = 4)."
     )
     earlier = claim("gradient norm", "holds", "+12.0", n=6)
     assert _say_signals([*later, earlier]).startswith(
-        "Before the training loss, breaks are warned of by the gradient norm (12.0 steps); after it by the mean log Z"
+        "Longer lead before a break than the training loss: gradient norm (+12.0 steps); shorter: mean log Z"
     )
     assert _say_signals(unknown) == ""
 
