@@ -230,6 +230,7 @@ def test_learning_rates_are_those_of_table_11(name):
 BESIDE = {
     "text": ["data.path=README.md"],
     "text_mini": ["data.path=README.md"],
+    "text_bytes": ["data.path=README.md"],
     "attentionx_gpt_mini": ["data.path=README.md"],
     "hf": ["data.dataset=a/b"],
     "values": ["lr.values=[1e-3]"],

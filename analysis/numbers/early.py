@@ -33,59 +33,59 @@ def breaks(study: Study) -> Frame:
 
     - ``broke``: the verdict is diverged or spiked. A plateaued run also broke if its smoothed loss spiked, or if its
       final validation NLL exceeds the initial one by a spike's height.
-    - ``onset``: first step at which a broken run's smoothed loss exceeded its minimum by a spike's height. It is at
-      most the top named by a spike's verdict, and a diverged run's last step. NaN if unknown.
+    - ``onset``: first step at which a broken run's smoothed loss exceeded its minimum by a spike's height. A spiked
+      run's is no later than the step in its reason, a diverged run's no later than its last step. NaN if unknown.
 
     A noisy loss needs more than this height for a spike, so ``onset`` may be early. An early onset excludes some valid
     runs but admits no broken one.
     """
     runs = study.runs.set_index("run_id")
-    asked = VERDICT | (study.spec.get("verdict") or {})
+    settings = VERDICT | (study.spec.get("verdict") or {})
     broke = runs["status"].isin((DIVERGED, SPIKED))
     plateaued = runs.index[runs["status"] == PLATEAUED]
-    rises = _rises(study.curves, [*runs.index[broke], *plateaued], asked)
+    rises = _rises(study.curves, [*runs.index[broke], *plateaued], settings)
     broke |= runs.index.isin(rises.index[rises["is_spike"] & rises.index.isin(plateaued)])
-    broke |= (runs["status"] == PLATEAUED) & (runs["val_nll"] > runs["init_nll"] + asked["spike_nats"])
+    broke |= (runs["status"] == PLATEAUED) & (runs["val_nll"] > runs["init_nll"] + settings["spike_nats"])
     tops = runs["reason"].str.extract(SPIKE_TOP, expand=False).astype(float).where(runs["status"] == SPIKED)
     ends = runs["num_steps"].where(runs["status"] == DIVERGED)
     onset = pd.concat([rises["onset"].reindex(runs.index), tops, ends], axis=1).min(axis=1)
     return pd.DataFrame({"broke": broke, "onset": onset.where(broke)})
 
 
-def _rises(curves: Frame, runs: list[str], asked: dict[str, float]) -> Frame:
+def _rises(curves: Frame, runs: list[str], settings: dict[str, float]) -> Frame:
     """Return ``onset`` (NaN without a rise) and ``is_spike`` (`_is_spike`) by run."""
     rows = curves[curves["run_id"].isin(runs) & (curves["step"] > 0)].sort_values("step")
     found = {}
     for run, own in rows.groupby("run_id"):
         loss = own["loss"]
-        smoothed = loss.ewm(alpha=1 / asked["smoothing_steps"], adjust=False).mean()
+        smoothed = loss.ewm(alpha=1 / settings["smoothing_steps"], adjust=False).mean()
         rise = smoothed - smoothed.cummin()
-        risen = own.loc[rise > asked["spike_nats"], "step"]
+        risen = own.loc[rise > settings["spike_nats"], "step"]
         found[run] = {
             "onset": float(risen.min()) if len(risen) else np.nan,
-            "is_spike": _is_spike(loss, smoothed, rise, asked),
+            "is_spike": _is_spike(loss, smoothed, rise, settings),
         }
     return pd.DataFrame.from_dict(found, orient="index", columns=["onset", "is_spike"]).astype(
         {"onset": float, "is_spike": bool}
     )
 
 
-def _is_spike(loss: Column, smoothed: Column, rise: Column, asked: dict[str, float]) -> bool:
+def _is_spike(loss: Column, smoothed: Column, rise: Column, settings: dict[str, float]) -> bool:
     """Return whether a loss rose above its minimum by ``spike_nats`` and by ``noise_margin`` σ.
 
     σ is the noise of the smoothed loss at its minimum (at step ``smoothing_steps``, if the minimum is earlier), as in
     `stability.training.verdict.SpikeWatch`.
     """
-    share, place = 1 / asked["smoothing_steps"], np.arange(len(loss))
+    share, place = 1 / settings["smoothing_steps"], np.arange(len(loss))
     # The losses' variance is a sixth of their mean squared second difference, over about ten times the smoothing.
     variance = (loss.diff().diff() ** 2 / 6).ewm(alpha=share / 10).mean().fillna(0.0)
     # An exponential mean that starts at its first value has the full variance at first and ρ/(2 − ρ) in the end.
     at_first = (1 - share) ** (2 * place)
     kept = at_first + (1 - at_first) * share / (2 - share)
     is_lowest = smoothed == smoothed.cummin()
-    seen = variance.where(is_lowest | (place < asked["smoothing_steps"])).ffill()
+    seen = variance.where(is_lowest | (place < settings["smoothing_steps"])).ffill()
     noise = np.sqrt(seen * pd.Series(kept, loss.index).where(is_lowest).ffill())
-    return bool((rise > np.maximum(asked["spike_nats"], asked["noise_margin"] * noise)).any())
+    return bool((rise > np.maximum(settings["spike_nats"], settings["noise_margin"] * noise)).any())
 
 
 PAPER_STATE = "paper"

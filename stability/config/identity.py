@@ -64,8 +64,7 @@ class Since:
 
     Attributes:
         neutral: value for the behaviour before the field existed; for a group of settings its reduced form, ``{}``.
-        of: names of the parts with runs older than the field, if other parts inherit the Config and always had it;
-            empty: all parts.
+        of: names of the parts that existed before the field, if others inherit their Config; empty: all parts.
     """
 
     neutral: Any

@@ -200,8 +200,8 @@ class GuardSpec(Settings):
         default=None,
         gt=0,
         description=(
-            "gradient norm after clipping (below clip_norm) above which a step is bad, as if it were not "
-            "finite; a run that it stops has diverged"
+            "largest gradient norm after clipping, below clip_norm; a step with a larger one is bad, like one that is "
+            "not finite, and a run that it stops has diverged"
         ),
     )
     check_every: Annotated[int, Since(1)] = Field(

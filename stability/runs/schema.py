@@ -59,8 +59,9 @@ RUNS_COLUMNS = [
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 # One row per training step and block of parameters, of a run with `log.gradients=…`.
 GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "update_ratio"]
-# Rows of a run with `log.activations=…`: one per step and layer ("blocks.0"; columns to `router_entropy`), one per
-# step ("model"; to `clipped_share`), one per step and block of parameters ("blocks.0.mixer", …).
+# Rows of a run with `log.activations=…`, at each logged step: a layer's ("blocks.0") fills `stream_rms` to
+# `router_entropy`, the model's ("model") `logit_rms` to `clipped_share`, a block of parameters' ("blocks.0.mixer")
+# `rms_t` and `tiny_share`. A number without a column here is not collected.
 ACTIVATION_COLUMNS = [
     "run_id", "step", "block", "stream_rms", "mixer_rms", "ffn_rms", "attention_logit_max", "attention_entropy_min",
     "dead_share", "saturated_share", "expert_load_max", "dead_experts", "router_entropy", "logit_rms", "logit_max",

@@ -140,7 +140,7 @@ class TokenizerTrainer(loop.Training):
         optimizer = None if self.step == self.spec.steps else self.optimizer.state_dict()
         return self.tokenizer, state | {"optimizer": optimizer}
 
-    def settle(self, row: dict[str, Any]) -> None:
+    def record_step(self, row: dict[str, Any]) -> None:
         """Validate if a checkpoint is due; enter stage 2 at the end of stage 1."""
         step = row["step"]
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):

@@ -26,8 +26,8 @@ from stability.training.gradients import BlockStatistics, finite_or_none
 
 DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, of a sigmoid
 TINY = 10.0  # in ε: a root of the second moment below it hardly scales its entry's step
-STEP = "model"  # block of a step's own row
-WATCHED = 0.25  # of a microbatch's sequences: all of them would cost a step
+MODEL_BLOCK = "model"  # block of the row of the whole model
+SHARE_OF_SEQUENCES = 0.25  # of a microbatch's sequences: all of them would cost a step
 # optimizers whose ``exp_avg_sq`` is a mean of g², divided by 1 − β₂ᵗ
 MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
 # a mixer's map whose output goes through a sigmoid, by the mixer's file; mamba's Δ = softplus(x) decays a state of
@@ -84,7 +84,7 @@ class ActivationStatistics:
             values[name]["dead_share"] = share
         found = {
             block: {name: value.item() for name, value in row.items()}
-            for block, row in {**values, STEP: outputs}.items()
+            for block, row in {**values, MODEL_BLOCK: outputs}.items()
         }
         for name, layer in attention.items():
             row = found[".".join(name.split(".")[:2])]
@@ -169,7 +169,7 @@ class ActivationStatistics:
             found: results of `measure` and `describe_moments`.
         """
         is_clipped = grad_norm > self._clip_limit
-        found[STEP]["clipped_share"] = 1.0 - self._clip_limit / grad_norm if is_clipped else 0.0 * grad_norm
+        found[MODEL_BLOCK]["clipped_share"] = 1.0 - self._clip_limit / grad_norm if is_clipped else 0.0 * grad_norm
         return [
             {"step": step, "block": block} | {name: finite_or_none(value) for name, value in row.items()}
             for block, row in found.items()

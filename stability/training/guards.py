@@ -7,7 +7,7 @@ optimizer's step. "restore" returns to the parameters and optimizer state of the
 initialisation if none exists; progress since then is lost. The whole run has one budget; once it is spent, the run ends
 as diverged, as without guards.
 
-A checkpoint is good once a sound step was taken from its parameters: the loss of its own step was computed before them.
+A checkpoint is good only after the next step has succeeded: its own step's loss was computed with those before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Guard:
     # steps of checkpoints of the current state, before any sound step was taken from it
     untried: list[int] = field(default_factory=list)
 
-    def too_large(self, row: dict[str, Any]) -> str | None:
+    def explain_large_norm(self, row: dict[str, Any]) -> str | None:
         """Return a reason if the gradient after clipping exceeds the threshold, else None."""
         limit, norm = self.spec.post_clip_norm, row.get("clipped_norm")
         if limit is None or norm is None or norm <= limit:
@@ -61,7 +61,7 @@ class Guard:
         self.restores += 1
         return "restore"
 
-    def account(self, reason: str) -> str:
+    def explain_end(self, reason: str) -> str:
         """Return the reason of a divergence, with the reason why no guard prevented it."""
         if self.spec.on_nonfinite == "stop":
             return reason

@@ -49,7 +49,7 @@ class Training(ABC):
         """Take one optimizer step unless a value is not finite; return its log row."""
 
     @abstractmethod
-    def settle(self, row: dict[str, Any]) -> None:
+    def record_step(self, row: dict[str, Any]) -> None:
         """Set ``step`` or ``diverged`` from the row; add a due validation to the row."""
 
     def timing(self, seconds: float) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def train(
             while training.step < last and training.diverged is None:
                 step, began = training.step + 1, time.perf_counter()
                 row = training.train_step(step)
-                training.settle(row)
+                training.record_step(row)
                 log.write_metrics(row)
                 for name, rows in training.signals.items():
                     log.write_signals(name, rows)

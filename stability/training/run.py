@@ -123,12 +123,12 @@ class Trainer(Replica, loop.Training):
         self.init_nll = self.val_nll
         return {"step": 0, **measured}
 
-    def settle(self, row: dict[str, Any]) -> None:
+    def record_step(self, row: dict[str, Any]) -> None:
         """Pass the step to the guards, validate if due, and record a due checkpoint."""
         step = row["step"]
-        if reason := self.fault(row):
+        if reason := self.reason_to_skip(row):
             self._answer(reason, row)
-        elif self.checks_finite(step):
+        elif self.checks_step(step):
             self.guard.sound_step()
         if self.diverged is None:
             self.step = step
@@ -155,7 +155,7 @@ class Trainer(Replica, loop.Training):
         """Pass a bad step to the guards: diverge, skip or restore."""
         answer = self.guard.answer(has_moved=has_moved or row["update_norm"] != 0.0)
         if answer == "stop":
-            self.diverged = self.guard.account(reason)
+            self.diverged = self.guard.explain_end(reason)
         elif answer == "restore":
             row["restored_step"] = self._take_back()
 

@@ -19,7 +19,7 @@ from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
-from stability.training.activations import WATCHED, ActivationStatistics, Found
+from stability.training.activations import SHARE_OF_SEQUENCES, ActivationStatistics, Found
 from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
@@ -138,11 +138,11 @@ class Replica:
         # or if blocks are logged, the parameters before the step are copied.
         probing = self.optimizer if isinstance(self.optimizer, Probing) and not is_due else None
         own = [] if probing else self.devices.local(self.parameters)
-        moved = [] if probing else self._copy_to_buffer(own)
-        weights = self.statistics.norms(moved) if is_due else {}
-        before = self._copy_named() if self.edge.is_due(step) and lr > 0 else None
+        buffer = [] if probing else self._copy_to_buffer(own)
+        weights = self.statistics.norms(buffer) if is_due else {}
+        named_before = self._copy_named() if self.edge.is_due(step) and lr > 0 else None
         edge: dict[str, Any] | None = None
-        if self.fault(row) is None:
+        if self.reason_to_skip(row) is None:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
                 self.optimizer.take_hessian(self._hessian_diagonal(examples, step))
             self.optimizer.step()
@@ -150,34 +150,34 @@ class Replica:
                 seen |= self.activations.describe_moments(self.optimizer, self.devices.local)
             if probing and (probe := probing.probed()) is not None:
                 row["update_norm"] = probe.step_norm()
-            if before is not None:
-                edge = self._measure_edge(examples, before, lr)
+            if named_before is not None:
+                edge = self._measure_edge(examples, named_before, lr)
         if not probing:
-            torch._foreach_sub_(moved, own)  # θ − θ⁺, in place: its norms equal those of θ⁺ − θ bit for bit
-            row["update_norm"] = self.devices.norm(moved).item()
+            torch._foreach_sub_(buffer, own)  # now θ − θ⁺: its norms equal those of θ⁺ − θ bit for bit
+            row["update_norm"] = self.devices.norm(buffer).item()
         if is_due:
-            self.signals["gradients"] = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
+            self.signals["gradients"] = self.statistics.rows(step, gradient, weights, self.statistics.norms(buffer))
         if seen is not None:
             self.signals["activations"] = self.activations.rows(step, row["grad_norm"], seen)
         if edge is not None:
             self.signals["edge"] = [{"step": step, **edge}]
         return row
 
-    def checks_finite(self, step: int) -> bool:
+    def checks_step(self, step: int) -> bool:
         """Return whether this step is checked for non-finite values.
 
         Every ``guards.check_every`` steps are, and all steps that may be validated or saved.
         """
         return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
 
-    def fault(self, row: dict[str, Any]) -> str | None:
+    def reason_to_skip(self, row: dict[str, Any]) -> str | None:
         """Return the reason why a checked step is bad, else None."""
-        if not self.checks_finite(row["step"]):
+        if not self.checks_step(row["step"]):
             return None
-        return first_non_finite(row, row["step"]) or self.guard.too_large(row)
+        return first_non_finite(row, row["step"]) or self.guard.explain_large_norm(row)
 
     def _measure_activations(self, examples: Examples, step: int) -> Found:
-        """Return the statistics at the step's parameters, of a `WATCHED` share of its first microbatch's sequences.
+        """Return the statistics at the step's parameters, of `SHARE_OF_SEQUENCES` of its first microbatch.
 
         Every process of a sharded run repeats the main process's.
         """
@@ -190,7 +190,7 @@ class Replica:
             return (0.0,)
 
         own = self.spec.batch // self.devices.describe().get("shards", 1)
-        rows = math.ceil(WATCHED * min(self.spec.microbatch or own, own))
+        rows = math.ceil(SHARE_OF_SEQUENCES * min(self.spec.microbatch or own, own))
         list(self.devices.spread(measure, examples.split(rows)[:1]))
         return found
 

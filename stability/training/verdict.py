@@ -1,6 +1,8 @@
 """Verdict of a run: stable, spiked, plateaued or diverged. No torch.
 
-Diverged means a non-finite number or a gradient above ``guards.post_clip_norm``.
+Diverged means a non-finite number or a gradient above ``guards.post_clip_norm``. Reports find the step at which a run
+began to break by the same rule, on the logged losses (`analysis.numbers.early`), and read a spike's top out of its
+reason: change both together.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ class SpikeWatch:
 
     The smoothing is an exponential mean over about ``smoothing_steps`` steps. `noise` is the batch noise left in it.
     The variance of the loss is a sixth of the mean square of its second differences, almost unaffected by a falling
-    loss (after von Neumann 1941); the exponential mean retains a known share of that variance. The noise is that at the
-    running minimum, so that a rise does not raise its own margin. Ordinary training stays within about 6 standard
-    deviations (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by cross entropy and by score entropy,
-    with losses that scatter by 0.1 and by 0.7 nats).
+    loss (after von Neumann 1941); the exponential mean retains a known share of that variance. The noise is measured at
+    the running minimum: a rise is noisy itself, and would raise its own margin. Ordinary training stays within about 6
+    standard deviations (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by cross entropy and by score
+    entropy, with losses that scatter by 0.1 and by 0.7 nats).
     """
 
     spec: VerdictSpec
