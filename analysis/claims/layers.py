@@ -17,6 +17,7 @@ from analysis.numbers.step_shares import TERMINAL
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, plural, power
 
+WITHIN = "λ_1 lies within the paper's bounds for "
 ROUNDING = 1e-9  # relative error allowed to a computed eigenvalue
 CYCLE = "λ_1 of the power of a cycle is 4 Σ sin²(πj/N) (Eq. 15)"
 PATH = "λ_1 of the window path lies between 2 Σ sin²(πj/2N) and 4 Σ sin²(πj/2N) (Eq. 16)"
@@ -67,7 +68,7 @@ def _judge_bounds(subject: str, statement: str, name: str, rows: Frame, columns:
         n=len(rows),
         effect=f"{within} of {len(rows)} within",
         paper=CONSENSUS,
-        finding=f"λ_1 of {within} of {plural(len(rows), name)} lies within the bounds",
+        finding=f"{WITHIN}{within} of {plural(len(rows), name)}",
         note="A theorem: one value outside, by more than 1e-9 of the bound, would refute it.",
     )
     return word_claim(claim)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.claims.layers import connectivity_claims
+from analysis.claims.layers import WITHIN, connectivity_claims
 from analysis.drawing.marks import entry
 from analysis.drawing.pieces import Pieces, paragraph
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
@@ -121,8 +121,8 @@ def figures(study: Study) -> Figures:
 
 def bounds_sentence(probes: Mapping[str, Frame]) -> str:
     """Count the graphs within the paper's bounds; "" without probed graphs. ``probes``: tables by name."""
-    counts = [claim.finding.removesuffix(" lies within the bounds") for claim in connectivity_claims(probes)]
-    return f"Within the paper's bounds: {join_words(counts)}." if counts else ""
+    counts = [claim.finding.removeprefix(WITHIN) for claim in connectivity_claims(probes)]
+    return f"{WITHIN}{join_words(counts)}." if counts else ""
 
 
 _HEADED = make_body(

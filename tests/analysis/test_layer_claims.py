@@ -33,7 +33,7 @@ def test_one_value_beyond_a_bound_refutes_it(low, high, verdict):
     within = 4 if verdict == "holds" else 3
     assert (path.verdict, path.n, path.effect) == (verdict, 4, f"{within} of 4 within")
     told = bounds_sentence({"connectivity": frame})
-    assert told == f"Within the paper's bounds: λ_1 of 4 of 4 cycle powers and λ_1 of {within} of 4 window paths."
+    assert told == f"λ_1 lies within the paper's bounds for 4 of 4 cycle powers and {within} of 4 window paths."
 
 
 def test_rounding_is_no_counterexample_and_a_millionth_is():
@@ -49,7 +49,7 @@ def test_learned_graphs_are_counted_by_head_and_softmax_is_none():
     heads = [row | {"fiedler": value, "fiedler_low": 0.1, "fiedler_high": 0.4} for value in (0.1, 0.2, 0.5)]
     (claim,) = connectivity_claims({"spectra": pd.DataFrame([*heads, row])})
     assert (claim.verdict, claim.n) == ("contradicted", 3)
-    assert claim.text.startswith("Not supported (n = 3): λ_1 of 2 of 3 learned graphs lies within the bounds.")
+    assert claim.text.startswith("Not supported (n = 3): λ_1 lies within the paper's bounds for 2 of 3 learned graphs.")
 
 
 def conditioned(tmp_path, slope, *, seeds=3):
