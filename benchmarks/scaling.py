@@ -101,7 +101,7 @@ def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repea
 def exponent(lengths: tuple[int, ...], values: list[float]) -> float:
     """Return the exponent of the values' growth with N, from `FITTED_FROM` on."""
     fitted = [(length, value) for length, value in zip(lengths, values, strict=True) if length >= FITTED_FROM]
-    return float(np.polyfit(*np.log(np.array(fitted)).T, 1)[0])
+    return slope(*zip(*fitted, strict=True))
 
 
 def report(lengths: tuple[int, ...], table: Table) -> list[Promise]:
@@ -136,7 +136,7 @@ class MultiplyAdds(TorchDispatchMode):
         return found
 
 
-def settings_of(mechanism: str, sizes: dict[str, int]) -> dict[str, int]:
+def settings_of(mechanism: str, sizes: dict[str, int]) -> dict[str, Any]:
     """Return a mechanism's settings for sizes N, d, w, r, ξ."""
     return {"window": sizes["w"], "rank": sizes["r"], "edge_hidden": sizes["ξ"]} if mechanism == "sc" else {}
 
@@ -151,7 +151,7 @@ def count_multiply_adds(mechanism: str, sizes: dict[str, int]) -> int:
     return counted.count
 
 
-def slope(values: tuple[int, ...], measured: Sequence[float]) -> float:
+def slope(values: Sequence[float], measured: Sequence[float]) -> float:
     """Return the exponent of the growth: the least-squares slope in log-log."""
     return float(np.polyfit(np.log(values), np.log(measured), 1)[0])
 
