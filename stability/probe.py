@@ -215,6 +215,8 @@ def _graphs(spec: ProbeSpec) -> int:
         "pdmm": (pdmm.pdmm_table, pdmm.pdmm_figure),
     }[spec.what]
     print_text(table(frame).text())
+    if spec.what == "connectivity":
+        print_text(connectivity_figures.bounds_sentence({spec.what: frame}))
     return _store(spec.what, frame, draw, study, spec.reports_dir)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -10,11 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from analysis.claims.layers import WITHIN, connectivity_claims
 from analysis.drawing.marks import entry
+from analysis.drawing.pieces import Pieces, paragraph
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.sections.layers import connectivity_table, slope
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_body
 from analysis.study.load import Frame, Study
+from analysis.words import join_words
 
 CONNECTIVITY_CAPTION = (
     "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, "
@@ -116,8 +119,21 @@ def figures(study: Study) -> Figures:
     return {NAME: Captioned(connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
 
 
-BODY = make_body(
+def bounds_sentence(probes: Mapping[str, Frame]) -> str:
+    """Count the graphs within the paper's bounds; "" without probed graphs. ``probes``: tables by name."""
+    counts = [claim.finding.removeprefix(WITHIN) for claim in connectivity_claims(probes)]
+    return f"{WITHIN}{join_words(counts)}." if counts else ""
+
+
+_HEADED = make_body(
     "What the layers do to their signal",
     lambda study: [connectivity_table(study.probes[NAME])] if NAME in study.probes else [],
 )
-SECTION = Section(BODY, applies, figures)
+
+
+def _body(study: Study, drawn: Drawn) -> Pieces:
+    text = bounds_sentence(study.probes)
+    return _HEADED(study, drawn) + (paragraph(text) if text else ())
+
+
+SECTION = Section(_body, applies, figures)

@@ -19,6 +19,7 @@ from analysis.measures import (
     percent,
     phase_tables,
 )
+from analysis.numbers.layers import qk_heads
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.probed import Probed, ProbeTables, one_table
 from analysis.study.load import Column, Frame
@@ -137,17 +138,6 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
         f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {MEDIAN_RULE}.{origin}"
     )
     return grid_table(f"{name} as a filter, {phase}", caption, rows, (SERIES, RATE, LAYER), ATTENTION_MEASURES)
-
-
-def qk_heads(rows: Frame) -> Frame:
-    """Return spectral norm and condition number of W_qᵀW_k, one row per head.
-
-    The condition number is ∞ for a zero singular value.
-    """
-    keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
-    ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
-    with np.errstate(divide="ignore"):
-        return ends.assign(norm=ends["max"], condition=ends["max"] / ends["min"])
 
 
 def _qk_table(rows: Frame, phase: str, found: Probed) -> Table:

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from pypdf import PdfReader
 
+from analysis.numbers.layers import qk_heads
 from analysis.report import build
 from analysis.sections import connectivity_figures as connectivity
 from analysis.sections import layers
@@ -27,7 +28,7 @@ from analysis.sections.layer_figures import (
     qk_figures,
     response_curve,
 )
-from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, connectivity_table, layer_and_filter, qk_heads, slope
+from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, connectivity_table, layer_and_filter, slope
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.schema import OPTIONAL
