@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis import published
 from analysis.claims.pairs import compares_residuals
@@ -27,7 +28,7 @@ MOST_PLACES = 2  # groups of columns in a page's width
 GAP = "+z.3f"  # format of a difference: no sign before a zero but +
 SIZES = {"nanogpt_s": "S", "nanogpt_m": "M", "nanogpt_l": "L"}
 VERDICTS = {"holds": "every cell agrees", "contradicted": "not every cell agrees", "undecided": "undecided"}
-NOT_PROBED = Frame(columns=COLUMNS[train_nll.NAME], dtype=float)
+NOT_PROBED = pd.DataFrame(columns=COLUMNS[train_nll.NAME], dtype=float)
 MEAN = "Mean ± standard deviation over the seeds that finished, each at its best learning rate"
 
 
