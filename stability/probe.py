@@ -1,6 +1,6 @@
 """``python -m stability.probe what=…``: measure trained layers, and graphs on their own.
 
-Of layers it measures spectra, σ(W_qᵀW_k), discrepancy and streams; of runs the NLL of reversed text.
+Of layers it measures spectra, σ(W_qᵀW_k), discrepancy and streams; of runs the NLL of reversed text and of training windows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analysis.sections.probed import ProbeTables
 
 HELP = """
-python -m stability.probe what=spectra|qk|streams|mirror|lengths|quantization ckpt=FOLDER [key=value …]
+python -m stability.probe what=spectra|qk|streams|mirror|train_nll|lengths|quantization ckpt=FOLDER [key=value …]
 python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
 python -m stability.probe what=pdmm [ckpt=FOLDER]
@@ -53,6 +53,8 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
                       output, and the share of the products that is skipped
   what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under
                       mirrored masks and noise: a mechanism that is blind to order has the same on both
+  what=train_nll      NLL on as many windows of the training side as validation has, evaluated alike; the validation NLL
+                      less it is the generalisation gap
   what=lengths        NLL of held-out text of 2 and 4 times the trained length (lengths=[2,4]) less that of the same
                       text in pieces of that length; position=learned has none. The report judges whether a longer
                       text is predicted better
@@ -121,7 +123,7 @@ def _works(plan: RunPlan, spec: ProbeSpec) -> list[Work]:
 
 def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     """Return the number of progress bar steps in one phase of this measurement."""
-    if spec.what == "mirror":
+    if spec.what in ("mirror", "train_nll"):
         return 1
     if spec.what == "lengths":
         return len(spec.lengths)
@@ -138,7 +140,7 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
 
 def _tables_of(what: str) -> ProbeTables:
     """Return how the numbers of ``what`` are printed."""
-    from analysis.sections import discrepancy, layers, lengths, mirror, quantization, streams, training_free
+    from analysis.sections import discrepancy, layers, lengths, mirror, quantization, streams, train_nll, training_free
 
     return {
         "spectra": layers.SPECTRA_TABLES,
@@ -147,6 +149,7 @@ def _tables_of(what: str) -> ProbeTables:
         "streams": streams.TABLES,
         "training_free": training_free.TABLES,
         "mirror": mirror.TABLES,
+        "train_nll": train_nll.TABLES,
         "lengths": lengths.TABLES,
         "quantization": quantization.TABLES,
     }[what]

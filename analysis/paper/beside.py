@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis import published
 from analysis.claims.pairs import compares_residuals
 from analysis.claims.published import claims
 from analysis.drawing.tables import list_failures
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import VALIDATION
 from analysis.paper.grid import size
 from analysis.paper.printed import PAPER, mechanism_of
+from analysis.sections import train_nll
 from analysis.sections.accuracy import share_words
 from analysis.sections.nll import best_rate, select_finished
 from analysis.study import wording
-from analysis.study.load import Column, Frame, Study
+from analysis.study.load import COLUMNS, Column, Frame, Study
 from analysis.words import lr_text
 
-TRAIN_STEPS = 200  # nanoGPT estimates a loss on as many batches
-MOST_PLACES = 3  # pairs of columns in a page's width
+MOST_PLACES = 2  # groups of columns in a page's width
+GAP = "+z.3f"  # format of a difference: no sign before a zero but +
 SIZES = {"nanogpt_s": "S", "nanogpt_m": "M", "nanogpt_l": "L"}
 VERDICTS = {"holds": "every cell agrees", "contradicted": "not every cell agrees", "undecided": "undecided"}
+NOT_PROBED = pd.DataFrame(columns=COLUMNS[train_nll.NAME], dtype=float)
 MEAN = "Mean ± standard deviation over the seeds that finished, each at its best learning rate"
 
 
@@ -38,7 +42,7 @@ class _Place(NamedTuple):
 
 
 def loss_tables(studies: Iterable[Study]) -> list[Table]:
-    """Return mHC-lite's Table 1: residual connections by data and size, training and validation NLL."""
+    """Return mHC-lite's Table 1: residual connections by data and size, training and validation NLL and their gap."""
     places = [place for study in studies if _is_of_residuals(study) for place in _places(study)]
     return [_loss_table(places[start : start + MOST_PLACES]) for start in range(0, len(places), MOST_PLACES)]
 
@@ -73,51 +77,68 @@ def _loss_table(places: Sequence[_Place]) -> Table:
         pairs = list(zip(places, runs, strict=True))
         rows.append((Cell(series), *(cell for place, own in pairs for cell in _losses(place, own))))
         theirs = [_printed_losses(paper, place, own) for place, own in pairs]
-        if any(text for pair in theirs for text in pair):
-            rows.append((Cell(f"{series}, {PAPER}"), *(Cell(text) for pair in theirs for text in pair)))
+        if any(text for texts in theirs for text in texts):
+            rows.append((Cell(f"{series}, {PAPER}"), *(Cell(text) for texts in theirs for text in texts)))
     caption = (
-        f"Nats per token at the end. {MEAN}. Train: mean training loss of the last {TRAIN_STEPS} steps, each on its "
-        f"own batch (nanoGPT: {TRAIN_STEPS} batches after the last step). Below: seeds, rate and the runs that ended "
-        f"badly. Rows “{PAPER}”: {published.LOSSES.tables} of “{published.LOSSES.paper}”, one run each."
+        f"Nats per token at the end. {MEAN}. Train: the final model on windows of the training side, as many as "
+        "validation has and evaluated alike (nanoGPT: 200 random batches). Gap: validation less train of each run. "
+        f"Below: seeds, rate and the runs that ended badly. Rows “{PAPER}”: {published.LOSSES.tables} of "
+        f"“{published.LOSSES.paper}”, one run each.{_missing_commands(places)}"
     )
-    groups = (("", 1), *((place.name, 2) for place in places))
-    header = ("residual connection", *("train", "validation") * len(places))
+    groups = (("", 1), *((place.name, 3) for place in places))
+    header = ("residual connection", *("train", "validation", "gap") * len(places))
     return Table("Residual connections: training and validation loss", caption, header, tuple(rows), groups)
 
 
-def _losses(place: _Place, runs: Frame) -> tuple[Cell, Cell]:
-    """Return a series' training and validation NLL in one place."""
-    runs = runs[runs["model"] == place.model]
-    if runs.empty:
-        return Cell("--"), Cell("--")
-    rate = best_rate(place.study, str(runs["series"].iloc[0]))
-    here = runs[runs["lr"] == rate]
-    known = select_finished(here, VALIDATION)
-    train = _training_losses(place.study.curves, known)
-    return _mean_cell(train, here, "{:.3f}".format), _mean_cell(known[VALIDATION], here, "{:.3f}".format)
+def _missing_commands(places: Sequence[_Place]) -> str:
+    """Return the commands that measure missing training NLLs; "" without any."""
+    finished = [(place.study, _finished(place.study.runs, place.model)) for place in places]
+    lacking = dict.fromkeys(study.name for study, runs in finished if len(runs) > len(_probed(study, runs)))
+    commands = (f"python -m stability.probe what={train_nll.NAME} ckpt=runs/studies/{name}" for name in lacking)
+    return f" Runs without train: {'; '.join(commands)} measures it." if lacking else ""
 
 
-def _training_losses(curves: Frame, runs: Frame) -> Column:
-    """Return each run's mean training loss over its last steps; runs without logged losses are left out."""
-    rows = curves[curves["run_id"].isin(runs["run_id"]) & np.isfinite(curves["loss"])]
-    last = rows["step"] > rows["run_id"].map(runs.set_index("run_id")["num_steps"]) - TRAIN_STEPS
-    return rows[last].groupby("run_id")["loss"].mean()
+def _finished(runs: Frame, model: str) -> Frame:
+    return select_finished(runs[runs["model"] == model], VALIDATION)
 
 
-def _mean_cell(values: Column, runs: Frame, form: Callable[[float], str]) -> Cell:
+def _losses(place: _Place, runs: Frame) -> tuple[Cell, Cell, Cell]:
+    """Return a series' training and validation NLL in one place, and the second less the first."""
+    if not (runs["model"] == place.model).any():
+        return Cell("--"), Cell("--"), Cell("--")
+    here = runs[(runs["model"] == place.model) & (runs["lr"] == best_rate(place.study, str(runs["series"].iloc[0])))]
+    known = _finished(here, place.model)
+    probed = _probed(place.study, known)
+    return (
+        _mean_cell(probed["train_nll"], here, ".3f"),
+        _mean_cell(known[VALIDATION], here, ".3f"),
+        _mean_cell(probed["difference"], here, GAP),
+    )
+
+
+def _probed(study: Study, runs: Frame) -> Frame:
+    """Return the rows of the runs' final models in ``what=train_nll``, as far as measured."""
+    rows = study.probes.get(train_nll.NAME, NOT_PROBED)
+    return rows[rows["run_id"].isin(runs["run_id"]) & (rows["phase"] == TERMINAL) & np.isfinite(rows["train_nll"])]
+
+
+def _mean_cell(values: Column, runs: Frame, form: str) -> Cell:
     """Return the mean with the standard deviation; below it seeds, rate and failures."""
     troubles = list_failures(runs)
     if not len(values):
         return Cell("--", "\n".join(troubles))
-    deviation = f" ± {form(float(values.std(ddof=1)))}" if len(values) > 1 else ""
+    deviation = f" ± {float(values.std(ddof=1)):{form[-3:]}}" if len(values) > 1 else ""
     below = [f"n={len(values)}, {lr_text(float(runs['lr'].iloc[0]))}", *troubles]
-    return Cell(f"{form(float(values.mean()))}{deviation}", "\n".join(below))
+    return Cell(f"{float(values.mean()):{form}}{deviation}", "\n".join(below))
 
 
-def _printed_losses(paper: Frame, place: _Place, runs: Frame) -> tuple[str, str]:
+def _printed_losses(paper: Frame, place: _Place, runs: Frame) -> tuple[str, str, str]:
     letter, residuals = SIZES.get(place.model.partition(" ")[0], ""), set(runs["residual"])
     row = paper[(paper["dataset"] == place.dataset) & (paper["size"] == letter) & paper["residual"].isin(residuals)]
-    return ("", "") if row.empty else (f"{row['train_nll'].iloc[0]:.3f}", f"{row['val_nll'].iloc[0]:.3f}")
+    if row.empty:
+        return "", "", ""
+    train, validation = float(row["train_nll"].iloc[0]), float(row["val_nll"].iloc[0])
+    return f"{train:.3f}", f"{validation:.3f}", format(validation - train, GAP)
 
 
 def accuracy_table(studies: Iterable[Study]) -> Table | None:
@@ -153,7 +174,7 @@ def _accuracy_cell(study: Study, series: str) -> Cell:
         return Cell("--", "\n".join(list_failures(study.of(series))))
     rate = known.groupby("lr")[share.column].median().idxmax()
     here = study.of(series)[study.of(series)["lr"] == rate]
-    return _mean_cell(100 * select_finished(here, share.column)[share.column], here, "{:.2f}".format)
+    return _mean_cell(100 * select_finished(here, share.column)[share.column], here, ".2f")
 
 
 def claims_table() -> Table:

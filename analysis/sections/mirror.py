@@ -11,7 +11,6 @@ from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
-from analysis.numbers.windows import windows
 from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import (
     Drawn,
@@ -23,7 +22,6 @@ from analysis.sections.section import (
     make_printer,
     pictures,
 )
-from analysis.study import wording
 from analysis.study.load import Frame, Study
 
 TITLE, NAME = "A text and its mirror image", "mirror"
@@ -93,11 +91,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the first figure, and each series' numbers at its own best rate."""
-    rows = study.probed(NAME)
-    best = {name: each.median.best_lr for name, each in windows(study).items() if each.median}
-    at_best = rows[rows["run_lr"] == rows["series"].map(best)]
-    found = TABLES.make(Probed({NAME: at_best}, wording.words(study), " At each one's best rate."))
-    return heading(TITLE) + pictures(drawn)[:1] + tuple(found[:1])
+    return heading(TITLE) + pictures(drawn)[:1] + tuple(TABLES.at_best(study)[:1])
 
 
 SECTION = Section(make_body(TITLE, TABLES.of_study), applies, figures, make_printer(TABLES.of_study), brief)

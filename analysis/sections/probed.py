@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from analysis.drawing.typeset import Table
 from analysis.measures import phase_tables, rows_of_run
+from analysis.numbers.windows import windows
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
@@ -49,6 +50,13 @@ class ProbeTables:
             return []
         frames = {name: study.probed(name) for name in self.names if name in study.probes}
         return self.make(Probed(frames, wording.words(study), study=study))
+
+    def at_best(self, study: Study) -> list[Table]:
+        """Return a study's tables of the first rows alone, each series at its own best rate."""
+        best = {name: each.median.best_lr for name, each in windows(study).items() if each.median}
+        rows = study.probed(self.names[0])
+        at_best = rows[rows["run_lr"] == rows["series"].map(best)]
+        return self.make(Probed({self.names[0]: at_best}, wording.words(study), " At each one's best rate."))
 
     def of_run(
         self, frames: Mapping[str, Frame], series: str, words: Words, ropes: Collection[str] = ()

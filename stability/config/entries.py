@@ -280,14 +280,16 @@ class ProbeSpec(Settings):
         "streams",
         "training_free",
         "mirror",
+        "train_nll",
         "lengths",
         "quantization",
         "connectivity",
         "coordinates",
     ] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, sa replaced without training, the NLL of a text read backwards, of texts longer than "
-        "in training and with rounded weights, the plain graphs' λ_1, or a parametrization's coordinate check"
+        "residual streams, sa replaced without training, the NLL of a text read backwards, of training windows, of "
+        "texts longer than in training and with rounded weights, the plain graphs' λ_1, or a parametrization's "
+        "coordinate check"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"

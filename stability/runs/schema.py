@@ -135,6 +135,8 @@ PROBE_COLUMNS = {
     ],
     # One row per checkpoint, over all held-out sequences of its run.
     "mirror": ["run_id", "phase", "lr", "sequences", "nll", "mirrored_nll", "difference"],
+    # One row per checkpoint: `train_nll` on `sequences` windows of the training side, `nll` on the held-out examples.
+    "train_nll": ["run_id", "phase", "lr", "sequences", "train_nll", "nll", "difference"],
     # One row per length, `multiple` of the trained one; `limit`: the most positions that the model reads, missing
     # without one; `nll`: in pieces of the trained length, `long_nll`: of the whole, missing beyond the limit.
     "lengths": ["run_id", "phase", "lr", "multiple", "limit", "sequences", "nll", "long_nll", "difference"],

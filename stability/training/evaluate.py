@@ -29,9 +29,25 @@ class Validation:
     They depend on the data, the objective and their number, never on the mechanism or the run's seed.
     """
 
-    def __init__(self, spec: RunSpec, corpus: AbstractCorpus, objective: AbstractObjective, device: torch.device):
-        held_out = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
-        chunks = enumerate(held_out.split(CHUNK))
+    def __init__(
+        self,
+        spec: RunSpec,
+        corpus: AbstractCorpus,
+        objective: AbstractObjective,
+        device: torch.device,
+        split: str = "val",
+    ):
+        """Draw the examples.
+
+        Args:
+            spec: the run's.
+            corpus: the run's prepared data.
+            objective: makes the examples.
+            device: device of the model.
+            split: "val", or "train" to evaluate training windows alike (`stability.probe what=train_nll`).
+        """
+        windows = corpus.windows(split, spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
+        chunks = enumerate(windows.split(CHUNK))
         self._chunks: list[Examples] = [
             objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks
         ]

@@ -195,37 +195,49 @@ def residual_study(tmp_path, name="res", dataset="Skylion007/openwebtext", seeds
     return load(folder)
 
 
-def test_mhc_lites_table_has_each_runs_training_loss_and_the_papers_numbers(tmp_path):
-    """Against the runs' own rows: mean and standard deviation at the best rate, training over the last 200 steps."""
-    studies = [residual_study(tmp_path), residual_study(tmp_path, "edu", "HuggingFaceFW/fineweb-edu", seeds=1)]
+def with_train_nll(study, leave_out=(), phase="terminal"):
+    """A study with a training NLL of each finished run but ``leave_out``: 0.01, 0.03, 0.05, … by seed below validation."""
+    runs = study.runs[(study.runs["status"] != "diverged") & ~study.runs["run_id"].isin(leave_out)]
+    gap = 0.01 + 0.02 * runs["seed"]
+    rows = {"run_id": runs["run_id"], "phase": phase, "lr": runs["lr"], "sequences": 512.0, "train_nll": runs["val_nll"] - gap,
+            "nll": runs["val_nll"], "difference": gap}  # fmt: skip
+    return dataclasses.replace(study, probes={"train_nll": pd.DataFrame(rows)})
+
+
+def test_mhc_lites_table_has_the_measured_training_nll_the_gap_and_the_papers_numbers(tmp_path):
+    """Against the runs' own rows: mean and standard deviation at the best rate; the logged losses are not shown."""
+    plain = [residual_study(tmp_path), residual_study(tmp_path, "edu", "HuggingFaceFW/fineweb-edu", seeds=1)]
+    studies = [with_train_nll(study) for study in plain]
     (table,) = beside.loss_tables([*studies, write(tmp_path, "t", "text_54m")])
-    assert table.groups == (("", 1), ("openwebtext, S", 2), ("fineweb-edu, S", 2))
+    assert table.groups == (("", 1), ("openwebtext, S", 3), ("fineweb-edu, S", 3))
+    assert table.header[1:] == ("train", "validation", "gap") * 2 and "stability.probe" not in table.caption
     runs = studies[0].runs[studies[0].runs["residual"] == "mhc_lite"]
     rate = runs.groupby("lr")["val_nll"].median().idxmin()
-    own = runs[runs["lr"] == rate]
-    ends = []
-    for run in own["run_id"]:
-        losses = studies[0].curves.loc[studies[0].curves["run_id"] == run, "loss"].tolist()
-        ends.append(statistics.mean(losses[-200:]))
-    series = own["series"].iloc[0]
+    own = runs[runs["lr"] == rate].sort_values("seed")
+    gaps, series = [0.01, 0.03, 0.05], own["series"].iloc[0]
+    train = [nll - gap for nll, gap in zip(own["val_nll"], gaps, strict=True)]
     (row,) = cells(table, series)
-    for cell, values in zip(row[1:3], (ends, own["val_nll"].tolist()), strict=True):
-        assert cell.text == f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+    for cell, values, sign in zip(row[1:4], (train, own["val_nll"].tolist(), gaps), ("", "", "+"), strict=True):
+        assert cell.text == f"{sign}{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
         assert cell.detail.startswith("n=3, ")
-    assert "±" not in row[4].text and row[4].detail.startswith("n=1")
+    assert row[3].text == "+0.030 ± 0.020"
+    assert row[6].text == "+0.010" and row[6].detail.startswith("n=1")
     (paper,) = cells(table, f"{series}, paper")
-    assert [cell.text for cell in paper[1:]] == ["3.471", "3.467", "3.468", "3.477"]
+    assert [cell.text for cell in paper[1:]] == ["3.471", "3.467", "-0.004", "3.468", "3.477", "+0.009"]
 
 
-def test_training_loss_is_that_of_the_last_200_steps_alone(tmp_path):
-    study = residual_study(tmp_path, seeds=1)
-    study.curves["loss"] = study.curves["step"].astype(float)
-    study.runs["num_steps"] = 200
-    longer = study.curves.assign(step=study.curves["step"] + 200, loss=7.0)
-    study = dataclasses.replace(study, curves=pd.concat([study.curves, longer]))
-    study.runs["num_steps"] = 400
-    (table,) = beside.loss_tables([study])
-    assert {row[1].text for row in table.rows if "paper" not in row[0].text} == {"7.000"}
+def test_where_the_training_nll_is_missing_the_table_names_the_command(tmp_path):
+    command = "python -m stability.probe what=train_nll ckpt=runs/studies/res measures it"
+    study = residual_study(tmp_path)
+    for lacking in (study, with_train_nll(study, phase="earliest")):
+        (table,) = beside.loss_tables([lacking])
+        ours = [row for row in table.rows if "paper" not in row[0].text]
+        assert {cell.text for row in ours for cell in (row[1], row[3])} == {"--"} and "±" in ours[0][2].text
+        assert command in table.caption
+    best = study.runs.sort_values("val_nll")["run_id"].iloc[0]
+    (table,) = beside.loss_tables([with_train_nll(study, leave_out=[best])])
+    details = [row[1].detail.split(",")[0] for row in table.rows if "paper" not in row[0].text]
+    assert sorted(details) == ["n=2", "n=3"] and command in table.caption
 
 
 def test_attentionxs_table_has_mean_and_standard_deviation_of_the_accuracy(tmp_path):

@@ -195,7 +195,7 @@ def test_results_forget_what_the_runs_lost(trained):
     [
         (
             ["what=spectre", "ckpt=x"],
-            "what='spectre': input should be 'spectra', 'qk', 'pdmm', 'streams', 'training_free', 'mirror', 'lengths', 'quantization', 'connectivity' or 'coordinates'",
+            "what='spectre': input should be 'spectra', 'qk', 'pdmm', 'streams', 'training_free', 'mirror', 'train_nll', 'lengths', 'quantization', 'connectivity' or 'coordinates'",
         ),
         (["what=spectra"], "what=spectra needs ckpt=FOLDER: a study, a run or a checkpoint"),
         (["ckpt=x"], "what: a value is missing; give what=…"),

@@ -1,7 +1,7 @@
 """Measure layers at a run's checkpoints for `stability.probe`.
 
 Written to ``probes/<phase>_<table>.parquet``: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
-discrepancy, and text read backwards or in longer pieces.
+discrepancy, text read backwards or in longer pieces, and training windows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.quantization import measure_bits
 from stability.probes.layers.streams import stream_statistics
+from stability.probes.layers.train_nll import train_numbers
 from stability.probes.layers.training_free import measure_mechanisms
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
@@ -48,6 +49,7 @@ TABLES = {
     "streams": ("streams",),
     "training_free": ("training_free", "training_free_layers"),
     "mirror": ("mirror",),
+    "train_nll": ("train_nll",),
     "lengths": ("lengths",),
     "quantization": ("quantization", "quantization_layers"),
 }
@@ -116,6 +118,9 @@ def measure_checkpoint(
             yield from _qk(model, labels, rows)
         elif probe.what == "mirror":
             rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
+            yield
+        elif probe.what == "train_nll":
+            rows["train_nll"].append({**labels, **train_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
             yield
         elif probe.what == "lengths":
             for row in measure_lengths(spec, model, corpus_of(spec, cache_dir), probe):

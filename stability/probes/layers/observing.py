@@ -66,6 +66,8 @@ def list_observable(spec: RunSpec, what: str) -> Observable:
     if what == "mirror":
         objective = spec.objective.name
         return Observable(objective, Registry("objectives").load(objective).without_mirror is None, ())
+    if what == "train_nll":
+        return Observable(f"objective={spec.objective.name}", True, ())
     if what == "lengths":
         objective = Registry("objectives").load(spec.objective.name)
         is_text = objective.corpus_kind == "tokens" and not objective.num_context(spec.objective.settings)
