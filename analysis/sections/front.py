@@ -15,10 +15,12 @@ from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.answer import SPREAD_TOLD, answer_table, best_series
+from analysis.sections.choice import breaks, choose
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import sentences
 from analysis.study import wording
+from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.naming import SPELLED
 from analysis.study.once import once_per_study
@@ -35,8 +37,8 @@ TELLING = (
     "gradients",
 )
 ENDED = {
-    "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "failed": "failed",
-    "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
+    "diverged": "diverged", "exploded": "exploded", "spiked": "spiked", "plateaued": "learned nothing",
+    "failed": "failed", "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
 }  # fmt: skip
 FEW_SERIES = 4
 ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
@@ -67,10 +69,15 @@ def first_page(study: Study, find: Find) -> Pieces:
         paragraph(describe_runs(study))
         + ((figure,) if figure else ())
         + table
-        + box(transfer.sentences(study) if is_of_sizes else sentences(study))
+        + box(transfer.sentences(study) if is_of_sizes else _sentences(study))
         + small(provenance_line(study))
         + (PageBreak(),)
     )
+
+
+def _sentences(study: Study) -> list[str]:
+    """Return the choice, what breaks first, and the sentences that the terminal has, too."""
+    return list(filter(None, (" ".join(choose(study)), breaks(study, best_series(study)), *sentences(study))))
 
 
 def _make_table(study: Study) -> Table:
@@ -134,7 +141,7 @@ def describe_runs(study: Study) -> str:
     span += " times each optimizer's own" if study.is_in_multiples else ""
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
-    counts = runs["status"].value_counts()
+    counts = shown_states(runs).value_counts()
     ended = join_words(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
