@@ -226,15 +226,14 @@ def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
 
 RATIO, STEP = "α_max/α", "step"
 OWN, FAILURE = "own window", "first failure"
-WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
+WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.4fr", "1fr", "auto")
 RATIO_TOLD = (
     f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
     "second order), divided by the rate of training; no factor by which that may be raised."
 )
 FAILURE_TOLD = (
-    "First failure: the first rate above the best one at which a run diverged, exploded (ended above the untrained "
-    "model's NLL), learned nothing (no better than the baseline of frequencies) or spiked. None: no run failed up to "
-    "the largest rate, where the share in parentheses of the learning is lost."
+    "First failure: first rate above the best at which a run diverged, exploded (NLL above the untrained model's), "
+    "learned nothing or spiked; none: share of the learning lost at the last rate."
 )
 SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
 

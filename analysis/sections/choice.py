@@ -17,7 +17,7 @@ from analysis.words import join_words, lr_text, power
 from stability.runs.words import EXPLODED
 
 BEST_NLL = f"{BEST} NLL"
-MOST_NAMED = 4
+MOST_NAMED = 36  # characters of names in a list
 ENDS = {
     "slow": "stable runs of a higher NLL",
     "diverged": "runs that diverged",
@@ -93,7 +93,7 @@ def _word(claim: Claim) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    return join_words(names) if len(names) <= MOST_NAMED else f"{len(names)} others"
+    return join_words(names) if len(" ".join(names)) <= MOST_NAMED else f"{len(names)} series"
 
 
 def breaks(study: Study, series: Sequence[str]) -> str:
@@ -110,14 +110,15 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     closed = [f"{reason} ({', '.join(parts)})" for reason, parts in _by_reason(ends, list(known)).items()]
     opened = [name for name in known if ends[name][1].reason == "end of the grid"]
     said = [f"by {join_words(closed)}"] if closed else []
-    said += [f"not within the rates swept: {_list(opened)}"] if opened else []
+    said += [f"not within the rates swept ({_list(opened)})"] if opened else []
     parts = [f"Own windows end {'; '.join(said)}."] if said else []
-    failed = {name: _failures(study, name, each) for name, each in known.items()}
-    first = [f"{name} at {', '.join(texts)}" for name, texts in failed.items() if texts]
-    never = [_unfailed(study, name, known[name]) for name, texts in failed.items() if not texts]
-    parts += [f"First to fail: {'; '.join(first)}."] if first else []
-    parts += [f"No run fails: {'; '.join(never)}."] if never else []
-    return " ".join(parts)
+    failed: dict[str, list[str]] = {}
+    for name, each in known.items():
+        failed.setdefault(", ".join(_failures(study, name, each)), []).append(name)
+    never = [_unfailed(study, name, known[name]) for name in failed.pop("", [])]
+    first = [f"{_list(names)} at {text}" for text, names in failed.items()]
+    first += [f"none {'else ' if first else ''}fails ({', '.join(never)})"] if never else []
+    return " ".join([*parts, f"First to fail: {'; '.join(first)}."])
 
 
 def _by_reason(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> dict[str, list[str]]:
@@ -154,4 +155,4 @@ def _short(nll: float) -> str:
 
 def _unfailed(study: Study, series: str, found: Window) -> str:
     lost = share_lost(study, series, found)
-    return series if lost is None else f"{series} up to {lr_text(lost[0])} ({100 * lost[1]:.0f} % of the learning lost)"
+    return series if lost is None else f"{series}: {100 * lost[1]:.0f} % of the learning lost at {lr_text(lost[0])}"

@@ -146,7 +146,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     known = {name: table for name, table in tables.items() if np.isfinite(table.to_numpy(dtype=float)).any()}
     groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
-    curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.65
+    curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.5
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves * len(groups) + row * len(tables)), layout="constrained")
     heights = (*[curves] * len(groups), 0.2 + row * len(tables))
     *panels, bars = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
@@ -184,10 +184,10 @@ def nll_caption(study: Study, figure: Figure) -> str:
         "×: number of diverged runs of all runs there" if has_diverged else "",
     ]
     bars = [
-        "thick, the own window, within 5 % of its own best NLL",
-        f"thin, the common one, within 5 % of {study.reference}’s best" if common_windows(study) else "",
-        "pale, within 5 %, but half of the learning is lost" if any(each.is_capped for each in found) else "",
-        "whisker, the swept rates between which an edge lies",
+        "thick, within 5 % of its own best NLL",
+        f"thin, of {study.reference}’s best" if common_windows(study) else "",
+        "pale, half of the learning is lost" if any(each.is_capped for each in found) else "",
+        "whisker, the swept rates beside an edge",
         "arrow, open: a lower bound" if any(each.open_low or each.open_high for each in found) else "",
     ]
     below = f" Below, the rates of each mechanism: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
