@@ -21,7 +21,7 @@ from analysis.words import lr_text
 LEGEND_CHARACTERS = 112
 ROWS_FORESEEN = 2  # included in the figures' heights
 PANELS_PER_ROW = 4
-MOST_RATES = 8  # entries of a legend
+MOST_RATES = 10  # entries of a legend
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 

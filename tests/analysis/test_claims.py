@@ -78,7 +78,9 @@ def test_two_seeds_that_disagree_decide_nothing(tmp_path):
         2.0 + (0.15 + (0.05 if (m == "sc") == (seed == 0) else -0.05)) * abs(math.log10(lr / 1e-2))
     )
     claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
-    assert claim.verdict == "undecided" and claim.text.startswith("Undecided: needs more than 100 seeds in all. Measured")
+    assert claim.verdict == "undecided" and claim.text.startswith(
+        "Undecided: needs more than 100 seeds in all. Measured"
+    )
 
 
 def test_three_seeds_whose_interval_contains_zero_decide_nothing(tmp_path):
