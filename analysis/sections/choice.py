@@ -117,8 +117,9 @@ def breaks(study: Study, series: Sequence[str]) -> str:
         failed.setdefault(", ".join(_failures(study, name, each)), []).append(name)
     never = [_unfailed(study, name, known[name]) for name in failed.pop("", [])]
     first = [f"{_list(names)} at {text}" for text, names in failed.items()]
-    first += [f"none {'else ' if first else ''}fails ({', '.join(never)})"] if never else []
-    return " ".join([*parts, f"First to fail: {'; '.join(first)}."])
+    parts += [f"First to fail: {'; '.join(first)}."] if first else []
+    parts += [f"Without a failure: {', '.join(never)}."] if never else []
+    return " ".join(parts)
 
 
 def _by_reason(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> dict[str, list[str]]:
@@ -155,4 +156,4 @@ def _short(nll: float) -> str:
 
 def _unfailed(study: Study, series: str, found: Window) -> str:
     lost = share_lost(study, series, found)
-    return series if lost is None else f"{series}: {100 * lost[1]:.0f} % of the learning lost at {lr_text(lost[0])}"
+    return series if lost is None else f"{series} ({100 * lost[1]:.0f} % of the learning lost at {lr_text(lost[0])})"

@@ -112,7 +112,7 @@ def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     assert [row[column].text for row in table.rows] == ["none (95 % lost)", "none"]
     assert "no run fails up to 1e0, where 95 % of the learning is lost" in answer(study)
     assert breaks(study, study.series).endswith(
-        "First to fail: none fails (sa: 95 % of the learning lost at 1e0, sc: 2 % of the learning lost at 1e0)."
+        "Without a failure: sa (95 % of the learning lost at 1e0), sc (2 % of the learning lost at 1e0)."
     )
 
 
