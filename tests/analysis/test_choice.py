@@ -68,6 +68,15 @@ def test_scattered_seeds_leave_the_choice_undecided(tmp_path):
     assert "supported" not in widest and "undecided against" in widest
 
 
+def test_a_lower_median_that_is_undecided_does_not_take_the_place_of_a_supported_one(tmp_path):
+    bests = {"sa": (2.1, 2.11, 2.12), "sc": (2.0, 2.01, 2.02), "mix": (1.9, 1.9, 2.5)}
+    nll = lambda name, lr, seed: bests[name][seed] + 0.3 * abs(math.log10(lr) + 2)  # noqa: E731
+    folder = write_study(tmp_path, mechanisms=list(bests), lrs=RATES, seeds=3, nll=nll)
+    assert choose(load(folder))[0] == (
+        "Lowest NLL when tuned: sc at 1e-2 (lower than sa: supported; mix lower in the median: undecided against sa)."
+    )
+
+
 @pytest.mark.parametrize("nlls", [{"sa": (2.2, 2.0, 2.4, 3.1)}, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (3.3,) * 4}])
 def test_no_choice_is_named_if_fewer_than_two_mechanisms_learned(tmp_path, nlls):
     study = study_of(tmp_path, nlls)
