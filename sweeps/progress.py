@@ -15,7 +15,7 @@ from typing import Any
 
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, mtime_ns, read_tail
 from stability.runs.lock import RunLock
-from stability.runs.words import Words
+from stability.runs.words import Words, shown_state
 from sweeps.standing import standing_s
 from sweeps.trial import Trial
 from sweeps.trial_names import variants
@@ -70,6 +70,16 @@ class Row:
     @property
     def running(self) -> bool:
         return self.state == "running"
+
+    @property
+    def shown(self) -> str:
+        """The state for readers: `exploded` for a plateaued run above its untrained model, else `state`."""
+        return shown_state(self.state, self.val_nll, self.init_nll)
+
+    @property
+    def init_nll(self) -> float | None:
+        """NLL at initialisation; None before the end of the training."""
+        return self.result.get("init_nll")
 
     @property
     def ended(self) -> bool:
@@ -208,7 +218,8 @@ class Progress:
         return Counter("done" if row.state in FINISHED else row.state for row in self.rows)
 
     def verdicts(self) -> Counter[str]:
-        return Counter(row.state for row in self.rows if row.ended)
+        """Count the ended runs by their states for readers."""
+        return Counter(row.shown for row in self.rows if row.ended)
 
     def best(self) -> dict[str, tuple[float, float, int]]:
         """Return per variant its best (validation NLL, learning rate, number of seeds).

@@ -1,7 +1,7 @@
 """Define a claim: a statement, the measurement, n and a verdict; and correct the verdicts of many claims.
 
 A claim's verdict has one form everywhere: "Supported (n = 3): sc's window is 0.64 decades wider than sa's (95 %: ≥
-+0.10)." / "Not supported" / "Undecided: needs about 17 seeds." / "Not resolved by this grid: …".
++0.10)." / "Not supported" / "Undecided: needs about 17 seeds in all." / "Not resolved by this grid: …".
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Claim:
 
 
 def verdict_words(claim: Claim) -> str:
-    """Return a verdict in words, e.g. "Supported (n = 3)" or "Undecided: needs about 17 seeds"."""
+    """Return a verdict in words, e.g. "Supported (n = 3)" or "Undecided: needs about 17 seeds in all"."""
     if claim.verdict in ("holds", "contradicted"):
         words = {"holds": "Supported", "contradicted": "Not supported"}
         if claim.n == 2:  # two seeds make no result
@@ -86,12 +86,12 @@ def verdict_words(claim: Claim) -> str:
 
 
 def seeds_words(claim: Claim) -> str:
-    """Return the seeds needed as text, e.g. ": needs about 17 seeds"; "" if they cannot be estimated."""
+    """Return the seeds needed as text, e.g. ": needs about 17 seeds in all"; "" if they cannot be estimated."""
     known = claim.differences
     if len(known) < 2 or not all(map(math.isfinite, known)):
         return ""
     needed = seeds_needed(known, claim.margin, claim.level)
-    return f": needs {f'more than {MOST_SEEDS}' if needed is None else f'about {needed}'} seeds"
+    return f": needs {f'more than {MOST_SEEDS}' if needed is None else f'about {needed}'} seeds in all"
 
 
 def word_claim(claim: Claim) -> Claim:

@@ -174,12 +174,10 @@ def conclusion(claims: Sequence[Claim]) -> str:
         return "Nothing can be said here of whether α_max predicts the edge."
     helps = [claim.subject for claim in asked if claim.verdict == "holds"]
     loses = sum(claim.verdict == "contradicted" for claim in asked)
-    told = (
-        f"Beyond every baseline helps: {join_words(helps)}" if helps else "Nothing measured helps beyond every baseline"
-    )
+    opening = f"Better than every baseline: {join_words(helps)}. Of" if helps else "Not shown: of"
     return (
-        f"{told}. Of {plural(len(asked), 'question')}, {loses} {'has' if loses == 1 else 'have'} a baseline that "
-        f"does better, {len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
+        f"{opening} {plural(len(asked), 'question')}, a baseline answers {loses} better and "
+        f"{len(asked) - loses - len(helps)} as well, within the noise."
     )
 
 

@@ -233,8 +233,8 @@ def against_reference(claims: Iterable[Claim]) -> dict[str, dict[str, Claim]]:
 
 
 def short_verdict(claim: Claim) -> str:
-    """Return a verdict for a narrow cell, e.g. "supported (n = 3)", "needs 17 seeds", "needs 24 runs (grid)"."""
-    words = verdict_words(claim).removeprefix("Undecided: ").replace("about ", "")
+    """Return a verdict for a narrow cell, e.g. "supported (n = 3)", "needs 17 seeds in all", "needs 24 runs (grid)"."""
+    words = verdict_words(claim).removeprefix("Undecided: ").replace("about ", "").replace("more than ", "> ")
     if claim.verdict == "unresolved":
         return f"{words.removeprefix('Not resolved by this grid: lr=edge ').removesuffix(' more runs')} runs (grid)"
     return words[0].lower() + words[1:]

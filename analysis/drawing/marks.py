@@ -7,7 +7,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,6 +21,7 @@ from analysis.words import lr_text
 LEGEND_CHARACTERS = 112
 ROWS_FORESEEN = 2  # included in the figures' heights
 PANELS_PER_ROW = 4
+MOST_RATES = 10  # entries of a legend
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 
@@ -98,21 +101,42 @@ def mark_entry(label: str, marker: str, size: float = 4, color: Any = MUTED, **l
     return Line2D([], [], label=label, marker=marker, markersize=size, linestyle="none", color=color, **look)
 
 
-def rate_entries(colors: Mapping[float, Any]) -> list[Line2D]:
-    """Return a legend's entries for learning rates by colour."""
-    return [entry(lr_text(lr), color, linewidth=1.8) for lr, color in colors.items()]
+def rate_entries(figure: Figure, colors: Mapping[float, Any]) -> list[Line2D]:
+    """Return a legend's entries for learning rates by colour: at most `MOST_RATES`, evenly spaced in order.
+
+    Each line of the figure in one of the colours is labelled with its rate, so that a browser names those without an
+    entry.
+
+    Args:
+        figure: the drawn figure.
+        colors: colours by learning rate, in order.
+    """
+    labels = {to_hex(color): lr_text(lr) for lr, color in colors.items()}
+    for line in (line for ax in figure.axes for line in ax.lines):
+        if str(line.get_label()).startswith("_") and (label := labels.get(to_hex(line.get_color()))):
+            line.set_label(label)
+    lrs = list(colors)
+    places = sorted({round(place) for place in np.linspace(0, len(lrs) - 1, min(MOST_RATES, len(lrs)))})
+    return [entry(lr_text(lrs[place]), colors[lrs[place]], linewidth=1.8) for place in places]
+
+
+def rate_title(colors: Mapping[float, Any]) -> str:
+    """Return the title of a legend of learning rates; of a thinned one with the number of all."""
+    return "learning rate" if len(colors) <= MOST_RATES else f"learning rate, {MOST_RATES} of {len(colors)} in order"
 
 
 def rate_legend(figure: Figure, colors: Mapping[float, Any], more: Sequence[Line2D] = ()) -> None:
-    """Draw a legend of learning rates.
+    """Draw a legend of learning rates; of many only `MOST_RATES`, since neighbouring colours are alike.
 
     Args:
         figure: the figure.
         colors: colours by learning rate.
         more: further entries.
     """
-    handles = [*rate_entries(colors), *more]
-    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    handles = [*rate_entries(figure, colors), *more]
+    fitting_legend(
+        figure, handles, 8, title=rate_title(colors), title_fontsize=8.5, handlelength=1.4, columnspacing=1.3
+    )
 
 
 def mechanism_legend(

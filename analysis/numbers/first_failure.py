@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.numbers.windows import Window
+from analysis.numbers.windows import Window, median_line, outcomes
+from analysis.study.ends import exploded
 from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.unlearned import unlearned
 from analysis.words import lr_text
+from stability.runs.words import EXPLODED
 
 # Ways to fail, by severity: of one run, of several
 FAILURES = {
     "diverged": ("diverges", "diverge"),
-    "exploded": ("explodes", "explode"),
-    "idle": ("learns nothing", "learn nothing"),
+    EXPLODED: ("explodes", "explode"),
+    "learned nothing": ("learns nothing", "learn nothing"),
+    "spiked": ("spikes", "spike"),
 }
 OR = " or "
 
@@ -58,20 +63,75 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
         series: name of the series.
         found: the window of its median NLL.
     """
-    runs = study.of(series)
-    ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
-    failed = {lr: _failures(part) for lr, part in ended.groupby("lr")}
+    failed, sizes = _failures_by_rate(study, series, found)
     first = next((lr for lr in failed if sum(failed[lr].values())), None)
     if first is None:
         return None
-    sizes = {lr: len(part) for lr, part in ended.groupby("lr") if lr >= first}
+    sizes = {lr: size for lr, size in sizes.items() if lr >= first}
     is_all = len(sizes) > 1 and all(sum(failed[lr].values()) == size for lr, size in sizes.items())
     beyond = "" if not is_all else _kind([failed[lr] for lr in sizes if lr > first])
     return Failure(float(first), _kind([failed[first]]), sum(failed[first].values()), sizes[first], beyond)
 
 
+def worse_failures(study: Study, series: str, found: Window) -> list[Failure]:
+    """Return the failures beyond the first that are more severe than all at smaller rates, each at its first rate.
+
+    Args:
+        study: the study.
+        series: name of the series.
+        found: the window of its median NLL.
+    """
+    failed, sizes = _failures_by_rate(study, series, found)
+    worst, worse = len(FAILURES), []
+    for lr, counts in failed.items():
+        kinds = [place for place, kind in enumerate(FAILURES) if counts[kind]]
+        if kinds and kinds[0] < worst:
+            worst, kind = kinds[0], list(FAILURES)[kinds[0]]
+            worse.append(Failure(float(lr), kind, counts[kind], sizes[lr], ""))
+    return worse[1:]
+
+
+def highest_exploded(study: Study, series: str) -> tuple[float, float] | None:
+    """Return the learning rate and final NLL of a series' highest exploded run; None without any."""
+    runs = study.of(series)
+    runs = runs[exploded(runs)]
+    if runs.empty:
+        return None
+    highest = runs.loc[runs["val_nll"].idxmax()]
+    return float(highest["lr"]), float(highest["val_nll"])
+
+
+def share_lost(study: Study, series: str, found: Window) -> tuple[float, float] | None:
+    """Return the largest rate with a result, and the share of the learning lost there, by the median over seeds.
+
+    Learning is measured from `unlearned`.
+
+    Args:
+        study: the study.
+        series: name of the series.
+        found: the window of its median NLL.
+
+    Returns:
+        None if that rate is the best one, its median is not finite, or the loss without learning is unknown.
+    """
+    line = median_line(outcomes(study, series)).dropna()
+    learned = unlearned(study, series).nll - found.best_nll
+    lr, nll = float(line.index[-1]), float(line.iloc[-1])
+    if lr <= found.best_lr or not math.isfinite(nll) or not learned > 0:
+        return None
+    return lr, (nll - found.best_nll) / learned
+
+
+def _failures_by_rate(study: Study, series: str, found: Window) -> tuple[dict[float, dict[str, int]], dict[float, int]]:
+    """Return by rate above the best one the failed runs by kind, and the number of runs with a result."""
+    runs = study.of(series)
+    ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
+    parts = {float(lr): part for lr, part in ended.groupby("lr")}
+    return {lr: _failures(part) for lr, part in parts.items()}, {lr: len(part) for lr, part in parts.items()}
+
+
 def _kind(counts: Sequence[dict[str, int]]) -> str:
-    """Return the kinds of failure, e.g. "exploded or idle"."""
+    """Return the kinds of failure, e.g. "exploded or learned nothing"."""
     return OR.join(kind for kind in FAILURES if any(each[kind] for each in counts))
 
 
@@ -82,8 +142,15 @@ def _say(kind: str) -> tuple[str, str]:
 
 
 def _failures(runs: Frame) -> dict[str, int]:
-    """Count failed runs by kind: not finite, above the untrained model's NLL, no better than token frequencies."""
-    diverged = (runs["status"] == "diverged") | ~np.isfinite(runs["val_nll"])
-    exploded = ~diverged & (runs["val_nll"] > runs["init_nll"])
-    idle = ~diverged & ~exploded & ((runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"]))
-    return {"diverged": int(diverged.sum()), "exploded": int(exploded.sum()), "idle": int(idle.sum())}
+    """Count failed runs by kind; a run counts once, as the most severe of its kinds."""
+    kinds = {
+        "diverged": (runs["status"] == "diverged") | ~np.isfinite(runs["val_nll"]),
+        EXPLODED: exploded(runs),
+        "learned nothing": (runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"]),
+        "spiked": runs["status"] == "spiked",
+    }
+    counts, is_counted = {}, runs["status"].isna()
+    for kind, has_failed in kinds.items():
+        counts[kind] = int((has_failed & ~is_counted).sum())
+        is_counted |= has_failed
+    return counts

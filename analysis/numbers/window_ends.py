@@ -8,17 +8,20 @@ from typing import Literal
 
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import windows
+from analysis.study.ends import shown_states
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
+from stability.runs.words import EXPLODED
 
-Reason = Literal["diverged", "spiked", "learned nothing", "slow", "no result", "end of the grid"]
+Reason = Literal["diverged", "exploded", "spiked", "learned nothing", "slow", "no result", "end of the grid"]
 # By severity: of two equally frequent outcomes the first one names the end.
 BY_STATUS: dict[str, Reason] = {
-    "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "stable": "slow",
+    "diverged": "diverged", EXPLODED: "exploded", "spiked": "spiked", "plateaued": "learned nothing", "stable": "slow",
 }  # fmt: skip
 EXPLAINED = (
     "Ends: the most frequent outcome at the first rate outside. Slow: its runs ended stable, but with a higher NLL "
-    "than the window admits; learned nothing: no better than the baseline of frequencies"
+    "than the window admits; learned nothing: no better than the baseline of frequencies; exploded: above the "
+    "untrained model's NLL"
 )
 
 
@@ -60,6 +63,7 @@ def _end(runs: Frame, lr: float) -> End:
     there = runs[(runs["lr"] == lr) & runs["status"].isin((*FINISHED, "diverged"))]
     if there.empty:
         return End("no result", lr)
-    counts = {status: int((there["status"] == status).sum()) for status in BY_STATUS}
+    ends = shown_states(there)
+    counts = {status: int((ends == status).sum()) for status in BY_STATUS}
     most = max(counts, key=lambda status: counts[status])
     return End(BY_STATUS[most], lr, counts[most], len(there))

@@ -31,6 +31,7 @@ from analysis.paper.grid import (
 from analysis.paper.printed import ablation_tables_beside
 from analysis.paper.tables import alpha_tables, list_measured, nll_tables
 from analysis.sections import ablation_figure, curves
+from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text
@@ -80,7 +81,7 @@ def _studies(studies: Sequence[Study]) -> Table:
     for study in studies:
         runs, lrs = study.runs, sorted(set(study.runs["lr"]))
         span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
-        ended = [f"{number} {status}" for status, number in runs["status"].value_counts().items()]
+        ended = [f"{number} {status}" for status, number in shown_states(runs).value_counts().items()]
         texts = (
             modality_text(modality(study)), join_words(dict.fromkeys(runs["model"].map(size))),
             count_range(runs["num_params"]), f"{len(lrs)}: {span}", str(runs["seed"].nunique()), ", ".join(ended),

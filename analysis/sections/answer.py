@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
-from analysis.numbers.first_failure import Failure, first_failure
+from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
 from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections import transfer
+from analysis.sections.choice import choose
 from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
@@ -31,6 +33,7 @@ from analysis.words import join_words, lr_text, plural, power
 MOST_LINES = 18  # with what a sweep prints before and after: 25
 MOST_ROWS = 6  # of a study of many series
 RANKED_ROWS = 5  # of many variants, whose ranking is a sentence of the same page
+CHOICE_LINES = 2
 FRAME = 6  # lines of the table beside its rows
 LINE = 110  # characters
 NAMED = 4  # series in the title
@@ -47,8 +50,9 @@ def answer(study: Study) -> str:
     found = {name: each.median for name, each in windows(study).items()}
     is_cut = 2 * len(found) + FRAME + 1 > MOST_LINES
     shown = best_series(study)
-    said = shown[: MOST_LINES - FRAME - len(shown) - 2] if is_cut else shown  # 2: the empty line and the last
-    lines = [_narrow(answer_table(study, shown)), ""]
+    choice = _fitting_choice(study)
+    said = shown[: MOST_LINES - FRAME - len(shown) - len(choice) - 1] if is_cut else shown  # 1: the last line
+    lines = [_narrow(answer_table(study, shown)), *choice]
     lines += [f"{name}: {recommendation(study, name, found[name])}" for name in said]
     if num_more := len(found) - len(said):
         order = "by their upper edges" if rank_variants(study) else "by NLL"
@@ -63,6 +67,13 @@ def answer(study: Study) -> str:
             break
         lines, room = lines + part, room - len(part)
     return "\n".join(lines)
+
+
+def _fitting_choice(study: Study) -> list[str]:
+    """Return which mechanism to choose in at most two lines; without its end if that exceeds them."""
+    parts = choose(study)
+    wrapped = (textwrap.wrap(" ".join(parts[:most]), LINE) for most in range(len(parts), 0, -1))
+    return next((lines for lines in wrapped if len(lines) <= CHOICE_LINES), [])
 
 
 def _narrow(table: Table) -> str:
@@ -100,7 +111,7 @@ def title(study: Study) -> str:
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
-    trained = [name for name, each in medians.items() if each is not None and not _is_idle(study, name, each)]
+    trained = [name for name, each in medians.items() if each is not None and not _learned_nothing(study, name, each)]
     question = "How far can the learning rate be pushed"
     if not study.runs["status"].isin((*FINISHED, "diverged")).any():
         return f"{question}? No run has a result"
@@ -146,7 +157,9 @@ def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
 def _title_of_one_rate(study: Study) -> str:
     """Return the series with the lowest NLLs at the only rate."""
     found = {name: each.median for name, each in windows(study).items()}
-    known = sorted((each.best_nll, name) for name, each in found.items() if each and not _is_idle(study, name, each))
+    known = sorted(
+        (each.best_nll, name) for name, each in found.items() if each and not _learned_nothing(study, name, each)
+    )
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
     if len(found) == 1:
         name = study.series[0]
@@ -161,7 +174,7 @@ def _explain_title(study: Study, name: str, found: Window | None) -> str:
     return _explain_absence(study, name) if found is None else "It learned nothing"
 
 
-def _is_idle(study: Study, series: str, found: Window) -> bool:
+def _learned_nothing(study: Study, series: str, found: Window) -> bool:
     """Return whether a series is no better than the baseline of frequencies at any rate.
 
     A loss that is no NLL is judged as in the figures: its lowest value alone may be chance.
@@ -213,14 +226,14 @@ def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
 
 RATIO, STEP = "α_max/α", "step"
 OWN, FAILURE = "own window", "first failure"
-WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
+WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.4fr", "1fr", "auto")
 RATIO_TOLD = (
     f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
     "second order), divided by the rate of training; no factor by which that may be raised."
 )
 FAILURE_TOLD = (
-    "First failure: the first rate at which a run diverged, exploded (ended above the untrained model's NLL), or was "
-    "idle (no better than the baseline of frequencies)."
+    "First failure: first rate above the best at which a run diverged, exploded (NLL above the untrained model's), "
+    "learned nothing or spiked; none: share of the learning lost at the last rate."
 )
 SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
 
@@ -273,11 +286,10 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
     nll = Spread.of(outcomes(study, series).loc[found.best_lr])
     nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
-    if _is_idle(study, series, found):  # its window would be the widest of all
+    if _learned_nothing(study, series, found):  # its window would be the widest of all
         return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
     if found.grid[0] == found.grid[1]:  # one rate makes no window
         return (Cell(series), Cell(lr_text(found.best_lr)), nll_cell, *(Cell("--"),) * 3, *last)
-    failure = first_failure(study, series, found)
     beside = common[series].median if series in common else None
     return (
         Cell(series),
@@ -285,16 +297,18 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
         nll_cell,
         _window_cell(found),
         Cell("--") if beside is None else _window_cell(beside),
-        _failure_cell(failure),
+        Cell(_failure_text(study, series, found)),
         *last,
     )
 
 
-def _failure_cell(failure: Failure | None) -> Cell:
-    """Return the rate of a failure with the failed runs of all there."""
-    if failure is None:
-        return Cell("none")
-    return Cell(f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}")
+def _failure_text(study: Study, series: str, found: Window) -> str:
+    """Return the first failure's rate and runs; without one, the share of the learning lost beyond the own window."""
+    failure = first_failure(study, series, found)
+    if failure is not None:
+        return f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}"
+    lost = None if found.open_high else share_lost(study, series, found)
+    return "none" if lost is None else f"none ({100 * lost[1]:.0f} % lost)"
 
 
 def _window_cell(found: Window) -> Cell:
@@ -329,12 +343,20 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     if found is None:
         return _explain_absence(study, series)
     seeds = plural(int(outcomes(study, series).loc[found.best_lr].notna().sum()), "seed")
-    if _is_idle(study, series, found):
+    if _learned_nothing(study, series, found):
         start = unlearned(study, series)
         return f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f}); {seeds}"
     parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _common_upper(study, series, found)]
     failure = first_failure(study, series, found)
-    parts.append("" if failure is None else failure.clause)
+    lost = None if failure or found.open_high else share_lost(study, series, found)
+    at_end = (
+        ""
+        if lost is None
+        else f"no run fails up to {lr_text(lost[0])}, where {100 * lost[1]:.0f} % of the learning is lost"
+    )
+    worse = worse_failures(study, series, found)
+    first = replace(failure, beyond="") if failure and worse else failure
+    parts += [first.clause if first else at_end, *(each.clause for each in worse)]
     return "; ".join([*filter(None, parts), seeds])
 
 

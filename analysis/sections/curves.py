@@ -26,6 +26,7 @@ from analysis.drawing.marks import (
     mechanism_legend,
     rate_entries,
     rate_legend,
+    rate_title,
 )
 from analysis.drawing.pieces import Pieces, heading, paragraph
 from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panels_width
@@ -225,9 +226,9 @@ def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans
     split = spans[names[0]][0].stop
     for ax, label in zip(axes[-1], (f"step, the first {split}", f"step, from {split} on"), strict=True):
         ax.set_xlabel(label)
-    handles = [*rate_entries(colors), *_marks(drawn.rows)]
+    handles = [*rate_entries(figure, colors), *_marks(drawn.rows)]
     place = {"loc": "outside upper center", "ncols": legend_columns(handles), "handlelength": 1.4, "columnspacing": 1.3}
-    figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **place)
+    figure.legend(handles=handles, title=rate_title(colors), title_fontsize=8.5, **place)
     return figure
 
 

@@ -129,7 +129,7 @@ def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
     ax.set_xlabel("learning rate")
     handles = [
         mark_entry("stable", "o"),
-        mark_entry("spiked, plateaued", "o", markerfacecolor="white"),
+        mark_entry("spiked, learned nothing", "o", markerfacecolor="white"),
         mark_entry("diverged", "x"),
         mark_entry("best", "*", 9),
         entry("edge by verdict", INK, linewidth=1.2),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import matplotlib
@@ -15,10 +16,12 @@ from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.answer import SPREAD_TOLD, answer_table, best_series
+from analysis.sections.choice import breaks, choose
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
-from analysis.sections.sentences import sentences
+from analysis.sections.sentences import NAMED, sentences
 from analysis.study import wording
+from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.naming import SPELLED
 from analysis.study.once import once_per_study
@@ -35,10 +38,12 @@ TELLING = (
     "gradients",
 )
 ENDED = {
-    "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "failed": "failed",
-    "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
+    "diverged": "diverged", "exploded": "exploded", "spiked": "spiked", "plateaued": "learned nothing",
+    "failed": "failed", "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
 }  # fmt: skip
 FEW_SERIES = 4
+LINE = 110  # characters
+MOST_LINES, MOST_LINES_LOW = 35, 39  # lines of text on the first page beside a figure of full height, a lower one
 ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
 ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
@@ -60,17 +65,30 @@ def first_page(study: Study, find: Find) -> Pieces:
         study: the study.
         find: returns the first of the report's figures with one of some names.
     """
-    figure = _draw_best_series(study, find(FIRST))
     is_of_sizes = transfer.applies(study)
-    table: tuple[Table, ...] = (transfer.first_table(study) if is_of_sizes else _make_table(study),)
-    return (
-        paragraph(describe_runs(study))
-        + ((figure,) if figure else ())
-        + table
-        + box(transfer.sentences(study) if is_of_sizes else sentences(study))
-        + small(provenance_line(study))
-        + (PageBreak(),)
-    )
+    table: Table = transfer.first_table(study) if is_of_sizes else _make_table(study)
+    found, runs, last = find(FIRST), describe_runs(study), provenance_line(study)
+    fixed = _count_lines([runs, last, table.caption, found.caption if found else ""])
+    fixed += (2 if len(study.series) <= FEW_SERIES else 3) * len(table.rows)
+    for most in range(NAMED, 0, -1):  # fewer claims in a sentence if the page is full
+        said = transfer.sentences(study) if is_of_sizes else _sentences(study, most)
+        if fixed + _count_lines(said) <= MOST_LINES_LOW:
+            break
+    figure = _draw_best_series(study, found, is_low=fixed + _count_lines(said) > MOST_LINES)
+    return paragraph(runs) + ((figure,) if figure else ()) + (table,) + box(said) + small(last) + (PageBreak(),)
+
+
+def _count_lines(texts: Sequence[str]) -> int:
+    return sum(math.ceil(len(text) / LINE) for text in texts)
+
+
+def _sentences(study: Study, most: int) -> list[str]:
+    """Return the choice, what breaks first, and the sentences that the terminal has, too.
+
+    Of more than `FEW_SERIES`, the table alone says what breaks first. ``most``: claims named in a sentence.
+    """
+    broken = breaks(study, study.series) if len(study.series) <= FEW_SERIES else ""
+    return list(filter(None, (" ".join(choose(study)), broken, *sentences(study, most))))
 
 
 def _make_table(study: Study) -> Table:
@@ -82,13 +100,16 @@ def _make_table(study: Study) -> Table:
     return replace(table, rows=rows, caption=table.caption.replace(f"{SPREAD_TOLD} ", "Intervals and "))
 
 
-def _draw_best_series(study: Study, found: Picture | None) -> Picture | None:
+def _draw_best_series(study: Study, found: Picture | None, *, is_low: bool) -> Picture | None:
     """Return the first page's figure with the table's series alone: of many, the appendix has the others.
 
-    Of more than `FEW_SERIES` it is lower, for the page's sake.
+    Args:
+        study: the study.
+        found: the figure of all series.
+        is_low: whether the page needs a lower figure; that of more than `FEW_SERIES` always is.
     """
     shown = best_series(study)
-    if found is None or found.name != NLL or len(study.series) <= FEW_SERIES:
+    if found is None or found.name != NLL or (len(study.series) <= FEW_SERIES and not is_low):
         return found
     with matplotlib.rc_context(RC):
         figure = nll_figure(study, series=shown)
@@ -134,7 +155,7 @@ def describe_runs(study: Study) -> str:
     span += " times each optimizer's own" if study.is_in_multiples else ""
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
-    counts = runs["status"].value_counts()
+    counts = shown_states(runs).value_counts()
     ended = join_words(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]

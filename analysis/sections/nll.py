@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import join_words, lr_text, power
+from stability.runs.words import EXPLODED, is_exploded
 
 NLL_COLUMNS = 6
 
@@ -87,17 +87,14 @@ def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, form:
     return Cell(text, "\n".join([detail, *troubles]), bold)
 
 
-EXPLODED = "exploded"
-
-
-def is_exploded(nll: float, runs: Frame) -> bool:
+def _explodes(nll: float, runs: Frame) -> bool:
     """Return whether a finite NLL lies above that of the untrained model.
 
     Args:
         nll: in nats.
         runs: runs with the NLL at initialisation.
     """
-    return math.isfinite(nll) and nll > float(runs["init_nll"].max())
+    return is_exploded(nll, float(runs["init_nll"].max()))
 
 
 def nll_text(nll: float, runs: Frame) -> str:
@@ -107,7 +104,7 @@ def nll_text(nll: float, runs: Frame) -> str:
         nll: in nats.
         runs: runs with the NLL at initialisation.
     """
-    return EXPLODED if is_exploded(nll, runs) else three_digits(nll)
+    return EXPLODED if _explodes(nll, runs) else three_digits(nll)
 
 
 def nll_detail(spread: Spread, runs: Frame) -> str:
@@ -117,7 +114,7 @@ def nll_detail(spread: Spread, runs: Frame) -> str:
         spread: over seeds.
         runs: runs with the NLL at initialisation.
     """
-    return spread.detail(lambda nll: power(nll) if is_exploded(nll, runs) else three_digits(nll))
+    return spread.detail(lambda nll: power(nll) if _explodes(nll, runs) else three_digits(nll))
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:

@@ -30,6 +30,7 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.reference import compares_losses
 from analysis.study.unlearned import unlearned
+from analysis.words import wrap
 
 WINDOW_CAPTION = (
     "{widths} of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
@@ -145,7 +146,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     known = {name: table for name, table in tables.items() if np.isfinite(table.to_numpy(dtype=float)).any()}
     groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
-    curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.65
+    curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.5
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves * len(groups) + row * len(tables)), layout="constrained")
     heights = (*[curves] * len(groups), 0.2 + row * len(tables))
     *panels, bars = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
@@ -184,9 +185,9 @@ def nll_caption(study: Study, figure: Figure) -> str:
     ]
     bars = [
         "thick, within 5 % of its own best NLL",
-        f"thin, within 5 % of {study.reference}'s best" if common_windows(study) else "",
-        "pale, within 5 %, but half of the learning is lost" if any(each.is_capped for each in found) else "",
-        "whisker, the swept rates between which an edge of the thick bar lies",
+        f"thin, of {study.reference}’s best" if common_windows(study) else "",
+        "pale, half of the learning is lost" if any(each.is_capped for each in found) else "",
+        "whisker, the swept rates beside an edge",
         "arrow, open: a lower bound" if any(each.open_low or each.open_high for each in found) else "",
     ]
     below = f" Below, the rates of each mechanism: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
@@ -318,7 +319,7 @@ def _unigram(ax: Axes, study: Study, runs: Frame) -> None:
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = f"nothing learned:\n{name.replace(' ', chr(10))}" + (
+        label = f"{LEARNED_NOTHING}:\n{name.replace(' ', chr(10))}" + (
             "" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}"
         )
         at = min(max(unigram, low), high)
@@ -343,29 +344,33 @@ def _window_bars(
         if each.median.is_capped:
             _bar(ax, each.median.uncounted, row - 0.14, color, 4, 0.25)
         _bar(ax, (each.median.low.lr, each.median.high.lr), row - 0.14, color, 4, 0.85)
-        _bar_ends(ax, each.median, row - 0.14, color)
+        _bar_ends(ax, each.median, row - 0.14, color, 4)
         beside = common.get(name)
         if beside is not None and beside.median is not None and not beside.median.is_empty:
             _bar(ax, (beside.median.low.lr, beside.median.high.lr), row + 0.24, color, 1.8, 0.7)
+            _bar_ends(ax, beside.median, row + 0.24, color, 2.6)
     ax.set_yticks(range(len(own)), list(own))
     ax.set_ylim(len(own) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_ylabel("stable\nwindow", fontsize=8)
+    told = "thick: within 5 %\nof its own best"
+    told += f"\nthin: within 5 %\nof {wrap(study.reference, 12)}’s best" if common else ""
+    ax.annotate(told, (1.008, 0.5), xycoords="axes fraction", fontsize=7, color=MUTED, linespacing=0.95, va="center")
 
 
 def _bar(ax: Axes, ends: tuple[float, float], row: float, color: str, width: float, alpha: float) -> None:
     ax.plot(ends, [row, row], color=color, linewidth=width, solid_capstyle="butt", alpha=alpha)
 
 
-def _bar_ends(ax: Axes, found: Window, row: float, color: str) -> None:
+def _bar_ends(ax: Axes, found: Window, row: float, color: str, size: float) -> None:
     """Draw each edge's bracket as a whisker, and an open end as an arrow."""
     for is_open, edge, marker in ((found.open_low, found.low, "<"), (found.open_high, found.high, ">")):
         if is_open:
-            mark(ax, edge.lr, row, marker, color, 5.5, clip_on=False, zorder=4)
+            mark(ax, edge.lr, row, marker, color, 1.4 * size, clip_on=False, zorder=4)
         else:
             bracket = [edge.inside_lr, edge.outside_lr]
-            ax.plot(bracket, [row, row], color=INK, linewidth=0.7, marker="|", markersize=4, zorder=4)
+            ax.plot(bracket, [row, row], color=INK, linewidth=0.18 * size, marker="|", markersize=size, zorder=4)
 
 
 def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:

@@ -17,8 +17,10 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.sections.reference import reference_table
 from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
+from analysis.study.ends import shown_states
 from analysis.study.load import FINISHED, Study
 from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
+from stability.runs.words import EXPLODED
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -38,7 +40,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         *wording.facts(study),
         ("Started", f"{started}, launcher: {_value_text(study.study.get('launcher'))}"),
         ("Training time", f"{duration(float(study.runs['wall_s'].sum()))}, the sum of the runs’ own clocks"),
-        ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
+        ("Runs", ", ".join(f"{count} {status}" for status, count in shown_states(study.runs).value_counts().items())),
         *_earlier(study),
     ]
     return pieces.heading("What was run") + pieces.facts(pairs)
@@ -148,12 +150,13 @@ def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
 
     Args:
         study: the study.
-        left_out: statuses without a row.
+        left_out: shown states without a row.
     """
     runs = study.runs[
         (study.runs["status"] != "stable") | study.runs["run_id"].isin(find_guarded(study.runs)["run_id"])
     ]
-    runs = runs[~runs["status"].isin(left_out)]
+    runs = runs.assign(shown=shown_states(runs))
+    runs = runs[~runs["shown"].isin(left_out)]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
         return None
@@ -161,7 +164,7 @@ def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
     for run in runs.head(TROUBLES_SHOWN).itertuples():
         why = ", ".join(filter(None, (without_places(run.reason), guards_did(run)))) or "--"
         steps = f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"
-        texts = (run.run_id, run.series, lr_text(run.lr), f"{run.seed:g}", run.status, steps, why)
+        texts = (run.run_id, run.series, lr_text(run.lr), f"{run.seed:g}", run.shown, steps, why)
         rows.append(tuple(map(Cell, texts)))
     hidden = len(runs) - len(rows)
     more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
@@ -204,12 +207,12 @@ def troubles_body(study: Study, drawn: Drawn) -> Pieces:
     return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
-COUNTED = ("diverged", "plateaued")  # the tables of NLLs count these runs, rate by rate
+COUNTED = ("diverged", EXPLODED, "plateaued")  # the tables of NLLs count these runs, rate by rate
 
 
 def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the runs that failed, spiked, are missing or were held up by guards; the others are counted."""
-    counts = study.runs["status"].value_counts()
+    counts = shown_states(study.runs).value_counts()
     told = join_words(f"{counts[status]} {status}" for status in COUNTED if status in counts)
     short = " ".join(filter(None, (f"{told}: the table of NLLs counts them." if told else "", cut_short(study))))
     if (study.runs["status"] == "stable").all() and trouble_table(study) is None:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.drawing.marks import entry, rate_entries
+from analysis.drawing.marks import entry, rate_entries, rate_title
 from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.drawing.typeset import Table
 from analysis.measures import (
@@ -164,8 +164,8 @@ def _figure(models: Frame, layers: Frame, title: str) -> Figure:
     axes[-1][2].set_xlabel("layer")
     if title:
         axes[0][0].set_title(textwrap.fill(title, 30), loc="left", fontweight="bold")
-    handles = rate_entries(colors) + [entry(name, INK, linestyle=style) for name, style in dashes.items()]
-    fitting_legend(figure, handles, 6, title="learning rate, settings", title_fontsize=8.5, handlelength=1.8)
+    handles = rate_entries(figure, colors) + [entry(name, INK, linestyle=style) for name, style in dashes.items()]
+    fitting_legend(figure, handles, 6, title=f"{rate_title(colors)}; settings", title_fontsize=8.5, handlelength=1.8)
     return figure
 
 

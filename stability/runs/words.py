@@ -1,11 +1,37 @@
-"""Terms of a study's tables, captions and board, from its objective and data source.
+"""Terms of a study's tables, captions and board, from its objective and data source; the name of a run's end.
 
 A sweep writes them into ``study.json``. This module imports nothing, so that pure readers of files can use it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+EXPLODED = "exploded"
+
+
+def is_exploded(nll: float, untrained_nll: float) -> bool:
+    """Return whether a finite NLL lies above that of the untrained model.
+
+    Args:
+        nll: final NLL, in nats.
+        untrained_nll: NLL at initialisation; NaN if not recorded.
+    """
+    return math.isfinite(nll) and nll > untrained_nll
+
+
+def shown_state(state: str, nll: float | None, untrained_nll: float | None) -> str:
+    """Return a run's state for readers: `EXPLODED` for a plateaued run above its untrained model, else as recorded.
+
+    Args:
+        state: recorded state.
+        nll: final NLL, in nats; None if not recorded.
+        untrained_nll: NLL at initialisation; None if not recorded.
+    """
+    if state != "plateaued" or nll is None or untrained_nll is None:
+        return state
+    return EXPLODED if is_exploded(nll, untrained_nll) else state
 
 
 @dataclass(frozen=True)

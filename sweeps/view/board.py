@@ -17,7 +17,7 @@ from rich.text import Text
 
 from stability.printable import visible
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
-from stability.runs.words import ShareWords
+from stability.runs.words import EXPLODED, ShareWords
 from sweeps.progress import STALLED, Progress, Row
 
 STYLES = {
@@ -25,6 +25,7 @@ STYLES = {
     "stable": "green",
     "spiked": "yellow",
     "plateaued": "yellow",
+    EXPLODED: "magenta",
     "diverged": "magenta",
     "failed": "red",
     STALLED: "red",
@@ -49,7 +50,9 @@ def counts_line(progress: Progress) -> str:
     """
     counts, verdicts = (
         progress.counts(),
-        verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED})),
+        verdicts_text(
+            Counter({state: count for state, count in progress.verdicts().items() if state in (*FINISHED, EXPLODED)})
+        ),
     )
     standing = [row.stood_s for row in progress.rows if row.stood_s is not None]
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
@@ -194,7 +197,7 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
             no_wrap=True,
         )
     for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=STYLES[row.state])
+        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=STYLES[row.shown])
     return table
 
 
@@ -213,7 +216,7 @@ def _cells(progress: Progress, row: Row) -> list[str]:
         duration(eta) if eta is not None else "",
         f"held by {row.held_by}"
         if row.held_by
-        else " ".join(filter(None, (stands or row.phase or row.state, row.owner and f"on {row.owner}"))),
+        else " ".join(filter(None, (stands or row.phase or row.shown, row.owner and f"on {row.owner}"))),
     ]
 
 
@@ -278,7 +281,7 @@ class Lines:
         result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
         result += f" {share.name} {row.val_share:.1%}" if share and row.val_share is not None else ""
         seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
-        return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
+        return f"{row.shown:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
 
     def _print_summary(self, progress: Progress) -> None:
         step = max(FEWEST_BETWEEN, math.ceil(len(progress.rows) / PROGRESS_PARTS))

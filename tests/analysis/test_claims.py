@@ -78,7 +78,9 @@ def test_two_seeds_that_disagree_decide_nothing(tmp_path):
         2.0 + (0.15 + (0.05 if (m == "sc") == (seed == 0) else -0.05)) * abs(math.log10(lr / 1e-2))
     )
     claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
-    assert claim.verdict == "undecided" and claim.text.startswith("Undecided: needs more than 100 seeds. Measured")
+    assert claim.verdict == "undecided" and claim.text.startswith(
+        "Undecided: needs more than 100 seeds in all. Measured"
+    )
 
 
 def test_three_seeds_whose_interval_contains_zero_decide_nothing(tmp_path):
@@ -112,7 +114,7 @@ def test_no_common_seed_makes_no_claim(tmp_path):
         ),
         ({"sc": MIDDLE, "sa": NARROW, "mix": WIDE}, "holds", "mix's stable window is 1.00 decades wider than sa's"),
         ({"sc": WIDE, "sa": NARROW, "mix": 0.5}, "contradicted", "mix's stable window is 0.60 decades narrower than"),
-        ({"sc": WIDE, "sa": NARROW, "mix": NARROW}, "undecided", "Undecided: needs more than 100 seeds."),
+        ({"sc": WIDE, "sa": NARROW, "mix": NARROW}, "undecided", "Undecided: needs more than 100 seeds in all."),
     ],
 )
 def test_mix_is_asked_for_a_wider_window_than_sa_whatever_sc_has(tmp_path, slopes, verdict, words):

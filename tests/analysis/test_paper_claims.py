@@ -153,7 +153,9 @@ def test_equality_says_how_many_seeds_would_show_it(tmp_path):
     """Differences 0, +2, −2 %: mean 0, deviation 2. One of 14 comparisons, so at a level of 5 % / 14: t·2/√n < 1.5 first
     for n = 20 (t_19 = 3.32: 1.49; t_18 = 3.35: 1.54)."""
     claim = judged(study_of(tmp_path, nll=vee(bests={"mix": (2.00, 2.04, 1.96)})))["mix best NLL"]
-    assert claim.text.startswith("Undecided: needs about 20 seeds. Measured (n = 3): mix's best validation NLL lies")
+    assert claim.text.startswith(
+        "Undecided: needs about 20 seeds in all. Measured (n = 3): mix's best validation NLL lies"
+    )
 
 
 def test_best_nlls_are_paired_at_rates_that_both_have(tmp_path):

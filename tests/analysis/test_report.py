@@ -238,7 +238,7 @@ def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
     figure = nll_figures.nll_figure(quickstart)
     main, bars = figure.axes
     texts = [text.get_text() for text in main.texts]
-    assert texts.count("2/2") == 2 and "nothing learned:\ntoken\nfrequencies" in texts
+    assert texts.count("2/2") == 2 and "learned nothing:\ntoken\nfrequencies" in texts
     assert main.get_ylim()[0] < 2.86 < UNIGRAM < main.get_ylim()[1]
     assert [label.get_text() for label in bars.get_yticklabels()] == ["sa", "sc", "mix", "sw"]
     assert [label.get_text() for label in bars.get_xticklabels()] == ["3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1"]
@@ -246,7 +246,7 @@ def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
 
 def test_a_far_line_of_token_frequencies_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
     far = nll_figures.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
-    assert far.get_ylim()[1] < 2 and "nothing learned:\ntoken\nfrequencies\n4.20 ↑" in [
+    assert far.get_ylim()[1] < 2 and "learned nothing:\ntoken\nfrequencies\n4.20 ↑" in [
         text.get_text() for text in far.texts
     ]
     assert (

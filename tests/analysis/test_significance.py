@@ -66,7 +66,7 @@ def test_a_claim_that_only_stands_alone_becomes_undecided_and_says_both_p_values
     assert (one.verdict, two.verdict, three.verdict) == ("holds", "undecided", "undecided")
     assert "Alone p = 3.0e-2, corrected for 3 comparisons 6.0e-2." in two.text
     # mean 1.2, deviation 1.054, level 5 % / 3: t_6 · 1.054 / √7 = 1.31 (3.287), t_7 · 1.054 / √8 = 1.16 (3.128)
-    assert two.text.startswith("Undecided: needs about 8 seeds.")
+    assert two.text.startswith("Undecided: needs about 8 seeds in all.")
     assert correct([claim("b", 0.03)])[0].verdict == "holds"
 
 

@@ -92,7 +92,7 @@ def test_the_dashed_line_is_the_level_that_learning_is_measured_from(study):
     found = {}
     for name, ax in zip(study.series, figure.axes, strict=False):
         dashed = [line for line in ax.lines if line.get_linestyle() == "--" and len(set(line.get_ydata())) == 1]
-        labels = [text.get_text() for text in ax.texts if text.get_text().startswith("nothing learned")]
+        labels = [text.get_text() for text in ax.texts if text.get_text().startswith("learned nothing")]
         found[name] = [float(line.get_ydata()[0]) for line in dashed], [label.split("\n")[1] for label in labels]
     assert found["sa"] == ([4.062], ["untrained"]) and found[TRIPLET] == ([0.931], ["untrained"])
     assert found[COSINE] == ([0.250], ["equal"]) and found[COSENT] == ([8.318], ["equal"])

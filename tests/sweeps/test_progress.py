@@ -346,3 +346,28 @@ def test_a_median_step_is_not_moved_by_a_pause_or_a_clock_that_begins_anew(tmp_p
     stand(trial, 70, now)
     assert standing.standing_s(trial.directory, timing) == 70
     assert standing.standing_s(trial.directory, [{**row, "wall_s": 10 * row["step"]} for row in timing]) is None
+
+
+def test_a_run_above_its_untrained_model_is_shown_as_exploded_and_recorded_as_plateaued(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
+    progress = Progress(trials)
+    for trial, nll in zip(trials, (167.0, 3.4, None), strict=True):
+        started(trial)
+        result = {"val_nll": nll, "init_nll": 5.8, "wall_s": 1.0}
+        trial.directory.set_status("diverged" if nll is None else "plateaued", step=4, num_steps=4, result=result)
+    progress.poll()
+    assert counts_line(progress) == (
+        "3 runs: 3 done (1 plateaued, 1 exploded, 1 diverged), 0 running, 0 failed, 0 queued"
+    )
+    said = []
+    Lines(said.append).print_changes(progress)
+    (ended,) = [line for line in said if "167.000" in line]
+    assert ended.startswith("exploded sa lr=0.01 seed=0")
+    console = Console(width=120, file=io.StringIO())
+    console.print(run_table(progress, progress.rows))
+    assert [row.split()[-1] for row in console.file.getvalue().splitlines()[1:]] == [
+        "exploded",
+        "plateaued",
+        "diverged",
+    ]
+    assert [trial.directory.status()["state"] for trial in trials] == ["plateaued", "plateaued", "diverged"]

@@ -1,0 +1,162 @@
+"""Which mechanism to choose and what breaks first, on studies with known answers."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib
+import pytest
+
+from analysis.claims.claim import Claim
+from analysis.claims.prediction import conclusion
+from analysis.drawing.interactive import describe
+from analysis.drawing.style import RC
+from analysis.numbers.window_ends import window_ends
+from analysis.sections import curves
+from analysis.sections.answer import MOST_LINES, answer, answer_table
+from analysis.sections.choice import breaks, choose
+from analysis.sections.front import describe_runs
+from analysis.sections.nll_figures import nll_figure
+from analysis.sections.overview import trouble_table
+from analysis.study.load import load
+from tests.analysis.synthetic import write_study
+
+RATES = (1e-3, 1e-2, 1e-1, 1.0)
+FINE = tuple(10 ** (place / 8 - 4) for place in range(33))  # fine enough to resolve the windows
+
+
+def study_of(folder, nlls, *, rates=RATES, seeds=3, noise=(0.0, 0.001, 0.002), **more):
+    """A study of mechanisms with a NLL at each rate, or a function of log10 of the rate; seeds differ by ``noise``."""
+
+    def nll(name, lr, seed):
+        known = nlls[name]
+        return (known(math.log10(lr)) if callable(known) else known[rates.index(lr)]) + noise[seed]
+
+    return load(write_study(folder, mechanisms=list(nlls), lrs=rates, seeds=seeds, nll=nll, **more))
+
+
+def vee(best, slope):
+    return lambda log_lr: best + slope * abs(log_lr + 2)
+
+
+def test_the_choice_follows_the_verdicts_of_the_claims(tmp_path):
+    nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.1, 0.1), "mix": vee(2.0, 0.3)}
+    lowest, widest = choose(study_of(tmp_path, nlls, rates=FINE))
+    assert lowest == "Lowest NLL when tuned: sa at 1e-2 (undecided against mix; sc higher: supported)."
+    assert widest == (
+        "Least sensitive to the rate, by the own window: sc (wider than sa: supported; not compared with mix)."
+    )
+
+
+def test_two_seeds_only_indicate_a_choice(tmp_path):
+    nlls = {"sa": vee(2.1, 0.3), "sc": vee(2.0, 0.1)}
+    lowest, widest = choose(study_of(tmp_path, nlls, rates=FINE, seeds=2))
+    assert lowest == "Lowest NLL when tuned: sc at 1e-2 (lower than sa: indicated)."
+    assert widest.endswith("sc (wider than sa: indicated).")
+
+
+def test_scattered_seeds_leave_the_choice_undecided(tmp_path):
+    nlls = {"sa": {0: 2.0, 1: 2.1, 2: 2.2}, "sc": {0: 2.15, 1: 2.0, 2: 2.05}}
+    study = load(
+        write_study(
+            tmp_path, mechanisms=["sa", "sc"], lrs=RATES, seeds=3,
+            nll=lambda name, lr, seed: nlls[name][seed] + abs(math.log10(lr) + 2) * (0.3 + 0.05 * (seed == 1)),
+        )
+    )  # fmt: skip
+    lowest, widest = choose(study)
+    assert lowest == "Lowest NLL when tuned: sc at 1e-2 (undecided against sa)."
+    assert "supported" not in widest and "undecided against" in widest
+
+
+def test_a_lower_median_that_is_undecided_does_not_take_the_place_of_a_supported_one(tmp_path):
+    bests = {"sa": (2.1, 2.11, 2.12), "sc": (2.0, 2.01, 2.02), "mix": (1.9, 1.9, 2.5)}
+    nll = lambda name, lr, seed: bests[name][seed] + 0.3 * abs(math.log10(lr) + 2)  # noqa: E731
+    folder = write_study(tmp_path, mechanisms=list(bests), lrs=RATES, seeds=3, nll=nll)
+    assert choose(load(folder))[0] == (
+        "Lowest NLL when tuned: sc at 1e-2 (lower than sa: supported; mix lower in the median: undecided against sa)."
+    )
+
+
+@pytest.mark.parametrize("nlls", [{"sa": (2.2, 2.0, 2.4, 3.1)}, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (3.3,) * 4}])
+def test_no_choice_is_named_if_fewer_than_two_mechanisms_learned(tmp_path, nlls):
+    study = study_of(tmp_path, nlls)
+    assert choose(study) == [] and "Lowest NLL" not in answer(study)
+
+
+def test_of_one_rate_the_choice_is_of_the_nll_alone(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.0,), "sc": (2.2,)}, rates=(1e-2,))
+    assert choose(study) == ["Lowest NLL: sa at 1e-2 (sc higher: supported)."]
+
+
+def test_the_terminal_has_the_choice_in_its_lines(tmp_path):
+    nlls = {name: (2.2, 2.0 + place / 100, 2.4, 3.1) for place, name in enumerate(("sa", "sc", "mix", "sw"))}
+    lines = answer(study_of(tmp_path, nlls)).splitlines()
+    assert len(lines) <= MOST_LINES and any(line.startswith("Lowest NLL when tuned: sa at 1e-2") for line in lines)
+
+
+def test_an_unclipped_study_says_at_which_rate_it_explodes_and_how_far(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 3.3, 167.0)}, noise=(0.0, 0.0, 0.0))
+    assert breaks(study, study.series) == (
+        "Own windows end by runs that learned nothing (sa at 1e-1). First to fail: sa at 1e-1 (3 of 3 learned nothing), "
+        "1e0 (3 of 3 exploded, NLL up to 167 at 1e0)."
+    )
+    assert "at 1e-1 it learns nothing; at 1e0 it explodes; 3 seeds" in answer(study)
+    assert "3 exploded and 3 learned nothing." in describe_runs(study)
+    shown = [row[4].text for row in trouble_table(study).rows]
+    assert shown == ["plateaued"] * 3 + ["exploded"] * 3 and set(study.runs["status"]) == {"stable", "plateaued"}
+    early = study_of(tmp_path / "early", {"sa": (2.2, 2.0, 167.0, 170.0)})
+    assert window_ends(early)["sa"][1].reason == "exploded" and "from 1e-1 on it explodes" in answer(early)
+
+
+def test_a_spike_is_a_failure(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 2.5)}, statuses={("sa", 1e-1, 1): ("spiked", "planted")})
+    assert "First to fail: sa at 1e-1 (1 of 3 spiked)." in breaks(study, study.series)
+
+
+def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
+    """From 2.0 to 3.14 of the token frequencies' 3.2: 1.14 / 1.2, 95 %."""
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.14), "sc": (2.2, 2.0, 2.01, 2.02)}, noise=(0.0, 0.0, 0.0))
+    table = answer_table(study)
+    column = table.header.index("first failure")
+    assert [row[column].text for row in table.rows] == ["none (95 % lost)", "none"]
+    assert "no run fails up to 1e0, where 95 % of the learning is lost" in answer(study)
+    assert breaks(study, study.series).endswith(
+        "Without a failure: sa (95 % of the learning lost at 1e0), sc (2 % of the learning lost at 1e0)."
+    )
+
+
+def test_learned_nothing_is_one_word(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.3), "sc": (2.2, 2.0, 2.4, 3.1)})
+    table = answer_table(study)
+    assert table.rows[0][table.header.index("first failure")].text == "1e0: 3/3 learned nothing"
+    words = [text.get_text() for ax in nll_figure(study).axes for text in ax.texts]
+    assert "idle" not in table.caption and not any("nothing learned" in each for each in words)
+
+
+def test_both_windows_have_whiskers_and_their_names_beside_them(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.02, 2.3, 3.1)})
+    bars = nll_figure(study).axes[-1]
+    whiskers = [line for line in bars.lines if line.get_marker() == "|"]
+    assert len(whiskers) == 2 * 2 * 2, "two ends of two windows of two series"
+    assert sorted({tuple(line.get_xdata()) for line in whiskers}) == [(1e-2, 1e-3), (1e-2, 1e-1)]
+    (named,) = [text.get_text() for text in bars.texts if text.get_text().startswith("thick")]
+    assert named == "thick: within 5 %\nof its own best\nthin: within 5 %\nof sa’s best"
+
+
+def test_a_legend_of_many_rates_is_thinned_and_a_browser_names_every_line(tmp_path):
+    rates = tuple(10 ** (place / 10 - 3) for place in range(20))
+    study = study_of(tmp_path, {"sa": vee(2.0, 0.3)}, rates=rates, seeds=1)
+    with matplotlib.rc_context(RC):
+        figure = curves.row_figure(study)
+        (legend,) = figure.legends
+        names = [text.get_text() for text in legend.get_texts()]
+        assert [name for name in names if "e" in name][:1] == ["1e-3"] and "7.943e-2" in names
+        assert len(names) == 10 + len({"validation"} & set(names)) and "10 of 20" in legend.get_title().get_text()
+        assert len({trace.get("name") for trace in describe(figure)["data"]} - {None, "", "validation"}) == 20
+
+
+def test_no_measurement_better_than_the_baselines_is_said_plainly():
+    claims = [Claim("a", "contradicted"), Claim("b", "undecided"), Claim("c", "undecided")]
+    said = conclusion(claims)
+    assert said == "Not shown: of 3 questions, a baseline answers 1 better and 2 as well, within the noise."
+    assert conclusion([*claims, Claim("d", "holds")]).startswith("Better than every baseline: d. Of 4 questions,")
