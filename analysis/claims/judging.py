@@ -43,7 +43,7 @@ from analysis.numbers.spread import Mean
 from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import count_range, join_words, lr_text, plural
 
@@ -192,7 +192,7 @@ def _coverage(study: Study) -> list[Claim]:
 
 def _scale(study: Study, papers: list[Claim]) -> Claim:
     """Return a remark on the runs' parameters, steps, tokens and seeds, and on the papers' scale."""
-    finished = study.runs[study.runs["status"].isin(FINISHED)]
+    finished = study.runs[study.runs["status"].isin(HAS_RESULT)]
     runs = finished if len(finished) else study.runs
     steps = count_range(runs["num_steps"])
     theirs = [scale for paper, scale in SCALES.items() if paper in {claim.paper for claim in papers}]
@@ -219,7 +219,7 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with consensus spectra probed at its best rate."""
     if "spectra" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
     rows = study.probed("spectra")
     rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished) & rows["step_limit"].notna()]
     found = windows(study)

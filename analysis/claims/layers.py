@@ -14,7 +14,7 @@ import numpy as np
 from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed, word_claim
 from analysis.numbers.layers import qk_heads
 from analysis.numbers.step_shares import TERMINAL
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.words import lr_text, plural, power
 
 WITHIN = "λ_1 lies within the paper's bounds for "
@@ -78,7 +78,7 @@ def _conditioning_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with W_qᵀW_k probed at two rates or more, at terminal checkpoints."""
     if "qk" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
     rows = study.probed("qk")
     rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished)]
     for series in study.series:

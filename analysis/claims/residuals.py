@@ -16,7 +16,7 @@ from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.significance import p_beyond
 from analysis.numbers.spread import Mean
 from analysis.numbers.windows import tabulate
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.words import lr_text, plural
 
 # norms closer than this count as equal: two schemes with equal starts agree to five digits for a while
@@ -117,6 +117,6 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
 
 def _tabulate(runs: Frame, norms: Frame) -> Frame:
     """Return a table, learning rate × seed, restricted to rates finished by every run."""
-    kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
+    kept = runs.groupby("lr").filter(lambda part: part["status"].isin(HAS_RESULT).all())
     norm = kept["run_id"].map(norms)
     return tabulate(kept[norm.notna()], norm.dropna(), "first")

@@ -30,7 +30,7 @@ from analysis.numbers.comparison import decide
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.words import join_words, plural
 
 # our margin for "on par": the paper gives none, and Table 1's numbers are not in the text at hand
@@ -221,5 +221,5 @@ def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
 
 def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
     """Return a table, learning rate × seed: finished values, ``diverged``, or NaN without a result."""
-    value = runs[column].where(runs["status"].isin(FINISHED)).where(runs["status"] != "diverged", diverged)
+    value = runs[column].where(runs["status"].isin(HAS_RESULT)).where(runs["status"] != "diverged", diverged)
     return tabulate(runs[value.notna()], value.dropna(), "first")

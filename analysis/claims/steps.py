@@ -24,7 +24,7 @@ from analysis.numbers.step_shares import (
     phases_and_states,
 )
 from analysis.numbers.windows import TOLERANCE
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import ENDED, Frame, Study
 from analysis.study.protocol import state_text
 from analysis.words import join_words, lr_text, plural, power
 
@@ -245,7 +245,7 @@ def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
     its best NLL. ``below``: median α_max below the learning rate; a median of 0 is included.
     """
     count = count_stable_steps(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
-    count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
+    count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin(ENDED)]
     found = {side.series: side.found.median for side in sides if side.found.median is not None}
     limits, best = ({name: getattr(each, key) for name, each in found.items()} for key in ("threshold_nll", "best_lr"))
     is_far = (count["val_nll"] > count["series"].map(limits)) | (count["status"] == "plateaued")

@@ -13,7 +13,7 @@ from analysis.claims.claim import Claim, Verdict
 from analysis.numbers.spread import Mean, Spread
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
-from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.load import HAS_RESULT, Column, Frame, Study
 from analysis.words import lr_text, plural, power
 
 NAME = "streams"
@@ -99,7 +99,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
         statement = f"{EXACTLY}, HC's and mHC's are not (4.3)"
         yield Claim("stochasticity", "not judged", text, statement)
         return
-    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
     # a run that stopped early has no trained model
     rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
     if "mhc_lite" in schemes:

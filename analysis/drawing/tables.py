@@ -11,7 +11,7 @@ from analysis.drawing.typeset import Cell
 from analysis.numbers.windows import Window
 from analysis.study import multiples, wording
 from analysis.study.ends import shown_states
-from analysis.study.load import FINISHED, PENDING, Frame, Study
+from analysis.study.load import HAS_RESULT, PENDING, Frame, Study
 from analysis.words import plural
 from stability.runs.words import EXPLODED
 
@@ -47,7 +47,7 @@ def source(study: Study) -> str:
 def list_failures(runs: Frame) -> list[str]:
     """Return every bad verdict among a cell's runs, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
     finite = np.isfinite(runs["val_nll"])
-    labels = shown_states(runs).where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
+    labels = shown_states(runs).where(~(runs["status"].isin(HAS_RESULT) & ~finite), "non-finite")
     counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(find_guarded(runs))}
     order = ("diverged", "non-finite", "failed", *PENDING, EXPLODED, "plateaued", "guarded")
     return [f"{label} {counts[label]}/{len(runs)}" for label in order if counts.get(label)]

@@ -26,7 +26,7 @@ from scipy.special import betaincinv, gammaincinv
 
 from analysis.numbers.early import breaks
 from analysis.numbers.ranking import TAILS, Draws, Estimate
-from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
 
 MADS = 3.0
@@ -193,7 +193,7 @@ def find_comparable(study: Study) -> pd.Index:
     These are the rates from the lowest on at which a run broke; if none held there, the largest at which one did.
     """
     known = breaks(study)
-    runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))].set_index("run_id")
+    runs = study.runs[study.runs["status"].isin(ENDED)].set_index("run_id")
     broke = known["broke"].reindex(runs.index)
     found = []
     for _, own in runs.groupby("series", sort=False):
@@ -216,7 +216,7 @@ def find_warnings(study: Study, signal: Signal) -> Frame:
         signal: the signal.
     """
     known, comparable, found = breaks(study), set(find_comparable(study)), []
-    runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))].set_index("run_id")
+    runs = study.runs[study.runs["status"].isin(ENDED)].set_index("run_id")
     of_run = dict(tuple(list_rows(study, signal).groupby("run_id")))
     for run in runs.index.intersection(list(of_run)):
         broke, onset = bool(known.loc[run, "broke"]), float(known.loc[run, "onset"])

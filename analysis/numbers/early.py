@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import EARLIEST, finite_median, recorded_steps
-from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import lr_text
 
@@ -228,7 +228,7 @@ def _read_logs(curves: Frame, frame: Frame) -> Frame:
 
 def _fates(frame: Frame) -> np.ndarray:
     """Return each run's fate: the first that holds."""
-    known = frame["status"].isin((*FINISHED, DIVERGED))
+    known = frame["status"].isin(ENDED)
     # a break of unknown onset may lie before the horizon, so it counts as early
     began = frame["onset"].fillna(0.0)
     conditions = {

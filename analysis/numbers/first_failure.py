@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.numbers.windows import Window, median_line, outcomes
 from analysis.study.ends import exploded
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import ENDED, Frame, Study
 from analysis.study.unlearned import unlearned
 from analysis.words import lr_text
 from stability.runs.words import EXPLODED
@@ -125,7 +125,7 @@ def share_lost(study: Study, series: str, found: Window) -> tuple[float, float] 
 def _failures_by_rate(study: Study, series: str, found: Window) -> tuple[dict[float, dict[str, int]], dict[float, int]]:
     """Return by rate above the best one the failed runs by kind, and the number of runs with a result."""
     runs = study.of(series)
-    ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
+    ended = runs[runs["status"].isin(ENDED) & (runs["lr"] > found.best_lr)]
     parts = {float(lr): part for lr, part in ended.groupby("lr")}
     return {lr: _failures(part) for lr, part in parts.items()}, {lr: len(part) for lr, part in parts.items()}
 

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.numbers.spread import Spread
 from analysis.numbers.step_shares import TERMINAL, finite_median, recorded_steps
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import ENDED, HAS_RESULT, Frame, Study
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def sensitivity(study: Study, series: str, rates: Collection[float] = ()) -> Sen
     by_seed, number = {}, []
     of_series = study.of(series)
     for seed, runs in (of_series[of_series["lr"].isin(rates)] if rates else of_series).groupby("seed"):
-        losses, finished = _cap(runs), runs[runs["status"].isin(FINISHED)]
+        losses, finished = _cap(runs), runs[runs["status"].isin(HAS_RESULT)]
         if np.isfinite(finished["val_nll"]).any():
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             number.append(len(losses))
@@ -65,7 +65,7 @@ def sensitivity(study: Study, series: str, rates: Collection[float] = ()) -> Sen
 
 def _cap(runs: Frame) -> list[float]:
     """Return min(NLL, initial NLL) for every finished or diverged run."""
-    known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
+    known = runs[runs["status"].isin(ENDED)]
     pairs = zip(
         known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True
     )
@@ -157,7 +157,7 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
     moved = (steps["rms_u"] * steps["lr"] * raw).groupby(steps["run_id"]).mean()
     mistuned = sensitivity(study, series)
     at_best = table.loc[best_lr] if best_lr in table.index else table.iloc[0] * math.nan
-    finished = runs[runs["status"].isin(FINISHED)]
+    finished = runs[runs["status"].isin(HAS_RESULT)]
     # a seed without a finite NLL counts only if all its runs diverged, not if others are missing
     known = {seed for seed in table.columns if np.isfinite(table[seed]).any() or np.isposinf(table[seed]).all()}
     own = {seed: each for seed, each in found.by_seed.items() if seed in known}

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.numbers import kinds
 from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.windows import outcomes, windows
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import ENDED, Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
 from analysis.words import shorten
@@ -91,7 +91,7 @@ def edge_by_verdict(study: Study, series: str) -> dict[int, Bounds]:
     """
     runs, found = study.of(series), {}
     for seed, own in runs.groupby("seed"):
-        known = own[own["status"].isin(FINISHED) | (own["status"] == "diverged")]
+        known = own[own["status"].isin(ENDED)]
         stable = known.loc[known["status"] == "stable", "lr"]
         if len(stable):
             above = known.loc[known["lr"] > stable.max(), "lr"]

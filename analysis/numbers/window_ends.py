@@ -9,7 +9,7 @@ from typing import Literal
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import windows
 from analysis.study.ends import shown_states
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import ENDED, Frame, Study
 from analysis.study.once import once_per_study
 from stability.runs.words import EXPLODED
 
@@ -60,7 +60,7 @@ def _end(runs: Frame, lr: float) -> End:
     """Return the most frequent outcome of the runs at a rate; 0 or ∞: the grid's end, or a rate without a result."""
     if lr == 0 or math.isinf(lr):
         return End("end of the grid")
-    there = runs[(runs["lr"] == lr) & runs["status"].isin((*FINISHED, "diverged"))]
+    there = runs[(runs["lr"] == lr) & runs["status"].isin(ENDED)]
     if there.empty:
         return End("no result", lr)
     ends = shown_states(there)

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.load import HAS_RESULT, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.unlearned import unlearned
 
@@ -208,7 +208,7 @@ def outcome(run, column: str = VALIDATION) -> float:
     if run.status == "diverged":
         return math.inf
     value = float(getattr(run, column))
-    if run.status not in FINISHED:
+    if run.status not in HAS_RESULT:
         return math.nan
     return value if math.isfinite(value) else math.inf if column == VALIDATION else math.nan
 

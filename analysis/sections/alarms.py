@@ -32,7 +32,7 @@ from analysis.numbers.alarms import (
 from analysis.numbers.early import breaks
 from analysis.numbers.ranking import Estimate
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import ENDED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural
 
@@ -81,7 +81,7 @@ def sentences(study: Study) -> list[str]:
 
 
 def _count_sound(study: Study) -> int:
-    ended = study.runs.loc[study.runs["status"].isin((*FINISHED, "diverged")), "run_id"]
+    ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
     return int((~breaks(study)["broke"].reindex(ended)).sum())
 
 

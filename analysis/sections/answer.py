@@ -26,7 +26,7 @@ from analysis.sections.choice import choose
 from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import ENDED, HAS_RESULT, Study
 from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, power
 
@@ -113,7 +113,7 @@ def title(study: Study) -> str:
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
     trained = [name for name, each in medians.items() if each is not None and not _learned_nothing(study, name, each)]
     question = "How far can the learning rate be pushed"
-    if not study.runs["status"].isin((*FINISHED, "diverged")).any():
+    if not study.runs["status"].isin(ENDED).any():
         return f"{question}? No run has a result"
     if not trained:
         return f"{question}? No mechanism learned anything at the rates swept"
@@ -328,7 +328,7 @@ def _explain_absence(study: Study, series: str) -> str:
     runs = study.of(series)
     if (runs["status"] == "diverged").all():
         return "every run diverged"
-    has_result = (runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])).any()
+    has_result = (runs["status"].isin(HAS_RESULT) & np.isfinite(runs["val_nll"])).any()
     return "half of the runs or more diverged at every rate" if has_result else "no run has a result"
 
 

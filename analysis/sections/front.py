@@ -37,7 +37,7 @@ TELLING = (
     "prediction-roc",
     "gradients",
 )
-ENDED = {
+END_WORDS = {
     "diverged": "diverged", "exploded": "exploded", "spiked": "spiked", "plateaued": "learned nothing",
     "failed": "failed", "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
 }  # fmt: skip
@@ -156,7 +156,7 @@ def describe_runs(study: Study) -> str:
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = shown_states(runs).value_counts()
-    ended = join_words(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
+    ended = join_words(f"{counts[status]} {word}" for status, word in END_WORDS.items() if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
     short = dict.fromkeys([*shown["mechanism"], *runs["objective"]])

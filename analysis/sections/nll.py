@@ -16,7 +16,7 @@ from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
 from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import join_words, lr_text, power
@@ -60,7 +60,7 @@ def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | No
 
 def select_finished(runs: Frame, column: str) -> Frame:
     """Return the finished runs with a finite ``column``."""
-    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
+    return runs[runs["status"].isin(HAS_RESULT) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
 
 
 def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, form: Form = three_digits) -> Cell:

@@ -18,7 +18,7 @@ from analysis.sections.reference import reference_table
 from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
 from analysis.study.ends import shown_states
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import ENDED, Study
 from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
 from stability.runs.words import EXPLODED
 
@@ -188,7 +188,7 @@ def cut_short(study: Study) -> str:
 
     Verdict and final NLL are stored apart from the log; values read from the missing steps are lost.
     """
-    runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))]
+    runs = study.runs[study.runs["status"].isin(ENDED)]
     last = runs["run_id"].map(study.curves.groupby("run_id")["step"].max()).fillna(0)
     short = runs.assign(last=last)[last < runs["num_steps"]]
     if short.empty:

@@ -9,7 +9,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.study import wording
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import HAS_RESULT, Study
 from analysis.words import plural
 
 
@@ -43,7 +43,7 @@ def _side_by_side(study: Study) -> Table:
 
 def _table_of_clocks(study: Study) -> Table | None:
     """Return the table without ratios: runs of one scheme followed each other, so their clocks include other load."""
-    finished = study.runs[study.runs["status"].isin(FINISHED) & (study.runs["wall_s"] > 0)]
+    finished = study.runs[study.runs["status"].isin(HAS_RESULT) & (study.runs["wall_s"] > 0)]
     if finished.empty:
         return None
     speed = (finished["num_tokens"] / finished["wall_s"]).groupby(finished["series"])

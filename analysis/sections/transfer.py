@@ -30,7 +30,7 @@ from analysis.numbers.transfer import (
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.sections.transfer_figures import CAPTION, draw
 from analysis.study import wording
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural, power
 
@@ -123,7 +123,7 @@ def describe(studies: Sequence[Study], target: Mapping[str, float]) -> str:
 
 def _count_missing(study: Study) -> str:
     """Say how many runs of a study have no result yet; "" if all have one."""
-    ended = int(study.runs["status"].isin((*FINISHED, "diverged")).sum())
+    ended = int(study.runs["status"].isin(ENDED).sum())
     planned = max(len(study.study.get("run_ids", ())), len(study.runs))
     if ended == planned:
         return ""

@@ -42,7 +42,8 @@ THROUGHPUT_VERSION = 1  # version in `results/throughput.json` (`benchmarks.thro
 # Columns by table.
 COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}
 
-FINISHED = ("stable", "spiked", "plateaued")
+HAS_RESULT = ("stable", "spiked", "plateaued")
+ENDED = (*HAS_RESULT, "diverged")
 PENDING = ("queued", "running", "interrupted", "stopped")
 PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
