@@ -78,10 +78,12 @@ def primary_test(study: Study, claims: Iterable[Claim]) -> tuple[str, ...]:
 
 
 def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers]) -> Iterator[tuple[str, Claim]]:
-    """Yield a pair's quantities and claims, one for each quantity with data."""
+    """Yield a pair's quantities and claims, one for each quantity with data. A single rate has no window."""
     pair = (series, plain)
-    yield OWN, window_claim(study, f"{OWN}: {series}", f"{series}'s own window is wider than {plain}'s", pair)
-    if set(pair) <= common_windows(study).keys():
+    is_swept = all(study.of(name)["lr"].nunique() > 1 for name in pair)
+    if is_swept:
+        yield OWN, window_claim(study, f"{OWN}: {series}", f"{series}'s own window is wider than {plain}'s", pair)
+    if is_swept and set(pair) <= common_windows(study).keys():
         statement = f"{series}'s common window is wider than {plain}'s"
         yield COMMON, window_claim(study, f"{COMMON}: {series}", statement, pair, is_common=True)
     for measure in find_measures(study):

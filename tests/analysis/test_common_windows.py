@@ -216,3 +216,9 @@ def test_an_nll_beyond_that_of_the_untrained_model_is_exploded_and_its_interval_
     assert INIT < 1e6
     cell = nll_tables(study)[0].rows[-1][1]
     assert cell.text == "exploded" and cell.detail.split("\n")[0] == "2.200–1.7e9, n=3"
+
+
+def test_a_single_rate_has_no_windows_to_compare(tmp_path):
+    study = study_of(tmp_path, FLAT, lrs=FINE[8:9])
+    claims = against_reference(judge(study))["flat"]
+    assert f"{BEST} NLL" in claims and not {OWN, COMMON} & claims.keys()
