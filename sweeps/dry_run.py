@@ -104,7 +104,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(
         f"state: memory for generation (KV cache or recurrent state) after {spec.model.positions} {_unit(spec)}, all "
-        "layers, in float32; --: reads both sides, or does not generate position by position"
+        "layers, in float32; --: reads both sides, or its state is unknown"
     )
     if any(cost.timing for cost in costs.values()):
         lines.append(_basis(spec, gpu, any(cost.timing and cost.timing.is_stored for cost in costs.values())))
