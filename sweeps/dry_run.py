@@ -217,7 +217,8 @@ def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
     if timing is None:
         return f"{'--':>10}{'--':>10}{'--':>10}"
     if gpu is not None:
-        return f"{timing.step_s * 1e3:>8.0f}ms{timing.run_s / 3600:>9.1f}h{timing.memory_mb * 2**20 / 1e9:>8.1f}GB"
+        run = f"{timing.run_s / 3600:.1f}h" if timing.run_s >= 360 else f"{timing.run_s:.0f}s"
+        return f"{timing.step_s * 1e3:>8.0f}ms{run:>10}{timing.memory_mb * 2**20 / 1e9:>8.1f}GB"
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 

@@ -15,6 +15,7 @@ from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import find_remaining
+from sweeps.gpus import GPUS
 from sweeps.trial import make_trials
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
@@ -149,6 +150,8 @@ def test_a_plan_names_steps_sequences_and_lengths_and_large_states_in_mib(tmp_pa
     assert "training: 4 or 1,200 steps a run, each of 6 sequences of 24 tokens (batch=6)" in described(spec)
     columns = [dry_run._state_column(each) for each in (None, 2**20, 192 * 2**20)]
     assert columns == ["--".rjust(13), "1024.0KiB".rjust(13), "192.0MiB".rjust(13)]
+    runs = [dry_run._timing_columns(Timing(0.1, each, 0.0, 1000.0), GPUS["h100"]).split()[1] for each in (58.0, 720.0)]
+    assert runs == ["58s", "0.2h"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
