@@ -26,7 +26,10 @@ from analysis.drawing.web_text import to_html
 
 DPI = 96.0  # CSS pixels to the inch
 TOOLS = 44  # pixels beside the figure for the buttons to zoom with
-SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "<": "◀", ">": "▶", "P": "✚", "X": "✖", "x": "×", "*": "★"}
+SIGNS = {
+    "o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "<": "◀", ">": "▶", "p": "⬟", "h": "⬢",
+    "d": "♦", "x": "×", "+": "+", "*": "★", ".": "•", "|": "|", "_": "–",
+}  # fmt: skip
 
 
 def describe(figure: Figure) -> Spec:

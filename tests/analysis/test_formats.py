@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from analysis import assembly
 from analysis.drawing import formats
-from analysis.drawing.interactive import Unknown, describe
+from analysis.drawing.interactive import SIGNS, Unknown, describe
 from analysis.drawing.pieces import Picture
 from analysis.drawing.tables import narrow
+from analysis.drawing.traces import MARKERS
 from analysis.drawing.typeset import Cell, Table
 from analysis.drawing.web_text import to_html
 from analysis.export import export
@@ -127,6 +128,10 @@ def test_a_figure_keeps_its_numbers_colours_and_words():
     assert mesh["z"] == [[-3.0, -1.0]] and (mesh["zmin"], mesh["zmax"]) == (-3.0, -1.0)
     words = {note["text"] for note in spec["layout"]["annotations"]}
     assert {"a &amp; b", "here"} <= words and '<span style="color:#0072b2">■</span> sa' in words
+
+
+def test_every_marker_has_a_sign_in_legends():
+    assert set(SIGNS) == set(MARKERS) and len(set(SIGNS.values())) == len(SIGNS)
 
 
 def test_what_plotly_has_no_words_for_is_named():
