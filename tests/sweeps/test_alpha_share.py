@@ -101,7 +101,7 @@ def test_a_sweep_ends_with_the_line_and_a_second_one_that_measures_nothing_has_n
     ]
     assert sweep.main(words) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    pattern = r"α_max took (\d+) % of a run's wall time \(median of 2 runs, (\d+) to (\d+) %\) and (\d+) % of this sweep's (\d+) s"
+    pattern = r"α_max took (\d+) % of a run's wall time \(median of 2 runs, (\d+) to (\d+) %\) and (\d+) % of this sweep's (\d+) s; .*"
     found = [int(each) for each in re.fullmatch(pattern, line).groups()]
     middle, low, high, of_sweep, seconds = found
     runs = StudyFolder(lab.pool / "studies" / "shared").runs()
