@@ -68,7 +68,7 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
         seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}
         yield pages_in_front
         compact: Pieces = (Compact(),) if pages == "short" else ()
-        yield heading("Appendix") + (() if prefix else (Contents(),)) + compact
+        yield heading(APPENDIX) + (() if prefix else (Contents(),)) + compact
     for section in sections(study):
         drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
         body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
@@ -135,6 +135,7 @@ def _draw_section(study: Study, section: Section) -> Figures:
 
 
 TOGETHER = "All studies together"
+APPENDIX = "Appendix"
 BEFORE = "together-"  # start of the joint figures' file names
 
 

@@ -33,6 +33,8 @@ from analysis.study.load import Study, load
 from analysis.words import join_words
 from stability.printable import visible
 
+# Plotly's own defaults let a click send a figure's data to its makers.
+CONFIG = {"displaylogo": False, "showSendToCloud": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 STYLE = """
 :root { color: #1d232b; background: #fff; font: 16px/1.5 Georgia, 'Times New Roman', serif; }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; }
@@ -48,7 +50,10 @@ thead { border-bottom: 1px solid; } th, td { padding: .22rem .6rem; vertical-ali
 th[colspan] { border-bottom: 1px solid #5b6470; } .left { text-align: left; } .right { text-align: right; }
 dl { display: grid; grid-template-columns: 10rem 1fr; gap: .3rem .8rem; }
 dt { color: #5b6470; } dd { margin: 0; overflow-wrap: anywhere; }
-nav a { display: block; } img { max-width: 100%; } .plotly-graph-div { border: 1px solid #e3e6ea; }
+sub { line-height: 0; } nav { font-size: .88rem; } nav a { margin-right: 1.1rem; white-space: nowrap; }
+nav a.part { font-weight: bold; } nav a + a.part::before { content: '\\A'; white-space: pre; }
+h3.part { font-size: 1.5rem; }
+img { max-width: 100%; } .plotly-graph-div { border: 1px solid #e3e6ea; width: fit-content; }
 """
 
 
@@ -72,13 +77,13 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
     page.add([assembly.comparison(studies)] if several else [])
     for study in studies:
         if several:
-            page.links.append(_link(study.name, study.name))
+            page.links.append(_link(study.name, study.name, is_part=True))
             page.parts.append(f"<h2 id={_quote(study.name)}>{text(study.name)}</h2>")
         below = assembly.question(study) if several else "" if is_of_rates(study) else assembly.subtitle(study)
         page.parts += [f'<p class="muted">{text(below)}</p>'] if below else []
         page.add(assembly.pieces(study), f"{study.name}: " if several else "")
     if joint := assembly.together(studies):
-        page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER))
+        page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER, is_part=True))
         page.parts.append(f"<h2 id={_quote(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
         page.add([joint], f"{assembly.TOGETHER}: ")
     title = assembly.title(name) if several else assembly.question(studies[0])
@@ -115,8 +120,9 @@ class _Page:
         for piece in (piece for pieces in parts for piece in pieces):
             if isinstance(piece, Heading):
                 anchor = f"{before}{piece.text}"
-                self.links.append(_link(anchor, piece.text))
-                self.parts.append(f"<h3 id={_quote(anchor)}>{text(piece.text)}</h3>")
+                is_part = piece.text == assembly.APPENDIX
+                self.links.append(_link(anchor, piece.text, is_part and not before))
+                self.parts.append(f"<h3 id={_quote(anchor)}{_part(is_part)}>{text(piece.text)}</h3>")
             else:
                 self.parts.append(to_html(piece, self.numbers))
 
@@ -132,7 +138,7 @@ class _Page:
         head = f"<h1>{text(title)}</h1>" + (f"<p>{text(below)}</p>" if below else "")
         rest = (
             f'<title>{text(title)}</title>\n<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
-            f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{''.join(self.links)}</nav>\n"
+            f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{' '.join(self.links)}</nav>\n"
             + "\n".join(self.parts)
             + "\n</body></html>\n"
         )
@@ -193,8 +199,12 @@ def _quote(anchor: str) -> str:
     return f'"{html.escape(visible(anchor), quote=True).replace(" ", "-")}"'
 
 
-def _link(anchor: str, words: str) -> str:
-    return f'<a href="#{_quote(anchor)[1:-1]}">{text(words)}</a>'
+def _link(anchor: str, words: str, is_part: bool = False) -> str:
+    return f'<a href="#{_quote(anchor)[1:-1]}"{_part(is_part)}>{text(words)}</a>'
+
+
+def _part(is_part: bool) -> str:
+    return ' class="part"' if is_part else ""
 
 
 def _table(table: Table, number: int) -> str:
@@ -229,7 +239,7 @@ def _picture(picture: Picture, number: int) -> str:
         return f"<figure>{_image(picture)}{caption}</figure>"
     data = json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     place = f'<div id="figure-{number}" class="plotly-graph-div"></div>'
-    script = f'(s => Plotly.newPlot("figure-{number}", s.data, s.layout, {{displaylogo: false}}))({data})'
+    script = f'(s => Plotly.newPlot("figure-{number}", s.data, s.layout, {json.dumps(CONFIG)}))({data})'
     return f"<figure>{place}<script>{script}</script>{caption}</figure>"
 
 

@@ -139,7 +139,10 @@ def add_plugin(module: str) -> tuple[str, str]:
     try:
         export = importlib.import_module(module).EXPORT
     except ModuleNotFoundError as error:
-        raise ValueError(f"plugins: no module '{module}' to import ({error})") from None
+        raise ValueError(
+            f"plugins: no module '{module}' to import ({error}); if its file is there, put PYTHONPATH=FOLDER before "
+            "the command, the folder that holds it"
+        ) from None
     except AttributeError:
         raise ValueError(f"plugins: '{module}' has no EXPORT = YourClass") from None
     family = getattr(export, "family", None)

@@ -37,5 +37,5 @@ def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a
     of_sweep = 100 * sum(now) / (wall_s * at_a_time)
     return (
         f"α_max took {middle} % of a run's wall time ({runs_text}) and {of_sweep:.0f} % of this sweep's {wall_s:.0f} s"
-        f"{f', {at_a_time} runs at a time' if at_a_time > 1 else ''}"
+        f"{f', {at_a_time} runs at a time' if at_a_time > 1 else ''}; hessian=false leaves it out"
     )

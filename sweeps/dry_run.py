@@ -80,6 +80,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         objective_line(spec),
         data_line(spec, corpus) if is_read else _stand_in_line(corpus),
+        _training_line(plan),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
         f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]
@@ -96,14 +97,14 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     tokens = [run.steps * run.batch * run.model.positions for _, run in plan.points]
     lines.append(_total(spec, [costs[kind] for kind in kinds], tokens, left, num_slots, gpu))
     if gpu is not None:
-        lines += _room(costs, gpu)
+        lines += _room(costs, gpu) + _faster(plan, gpu)
     search = make_search(spec, corpus.fingerprint, {})
     if search is not None:
         lines.append(search.plan() + _describe_maximum(costs, search.most_runs, num_slots, gpu))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(
-        f"state: what the mechanism of all layers keeps of one sequence of {spec.model.positions} {_unit(spec)} to go "
-        "on reading, in float32; --: it sees both sides"
+        f"state: memory for generation (KV cache or recurrent state) after {spec.model.positions} {_unit(spec)}, all "
+        "layers, in float32; --: reads both sides, or its state is unknown"
     )
     if any(cost.timing for cost in costs.values()):
         lines.append(_basis(spec, gpu, any(cost.timing and cost.timing.is_stored for cost in costs.values())))
@@ -136,6 +137,25 @@ def _basis(spec: SweepSpec, gpu: Gpu | None, is_stored: bool) -> str:
             "a step"
         )
     return ", ".join([what, *included]) + f"{' included' if included else ''}; nothing was trained"
+
+
+def _training_line(plan: Plan) -> str:
+    """Return a line with the steps of a run, its sequences a step and their length."""
+    shapes = sorted({(run.steps, run.batch, run.model.positions) for _, run in plan.points})
+    steps, batches, lengths = (sorted({shape[axis] for shape in shapes}) for axis in range(3))
+    number, batch, length = (" or ".join(f"{each:,}" for each in values) for values in (steps, batches, lengths))
+    return f"training: {number} steps a run, each of {batch} sequences of {length} {_unit(plan.spec)} (batch={batch})"
+
+
+def _faster(plan: Plan, gpu: Gpu) -> list[str]:
+    """Return a line on the faster precisions if every run trains in float32."""
+    if {run.precision for _, run in plan.points} != {"float32"}:
+        return []
+    tf32, bf16 = (gpu.device.peaks[name] / gpu.device.peaks["float32"] for name in ("tf32", "bf16"))
+    return [
+        f"float32: matrix products of precision=tf32 are up to {tf32:.0f} times as fast, of precision=bf16 up to "
+        f"{bf16:.0f} times; a plan estimates tf32, not bf16"
+    ]
 
 
 def _room(costs: dict[str, Cost], gpu: Gpu) -> list[str]:
@@ -188,14 +208,17 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
 
 
 def _state_column(state_bytes: int | None) -> str:
-    return f"{'--':>13}" if state_bytes is None else f"{state_bytes / 1024:>10.1f}KiB"
+    if state_bytes is None:
+        return f"{'--':>13}"
+    return f"{state_bytes / 1024:>10.1f}KiB" if state_bytes < 10 * 2**20 else f"{state_bytes / 2**20:>10.1f}MiB"
 
 
 def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
     if timing is None:
         return f"{'--':>10}{'--':>10}{'--':>10}"
     if gpu is not None:
-        return f"{timing.step_s * 1e3:>8.0f}ms{timing.run_s / 3600:>9.1f}h{timing.memory_mb * 2**20 / 1e9:>8.1f}GB"
+        run = f"{timing.run_s / 3600:.1f}h" if timing.run_s >= 360 else f"{timing.run_s:.0f}s"
+        return f"{timing.step_s * 1e3:>8.0f}ms{run:>10}{timing.memory_mb * 2**20 / 1e9:>8.1f}GB"
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 

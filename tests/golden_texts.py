@@ -30,6 +30,7 @@ from tests.analysis.test_optimizers import write_scaled
 from tests.analysis.test_recall_analysis import HIGH, LOST, LOW, write_recall
 from tests.analysis.test_residuals import study_of
 from tests.faults.fuzz_command_lines import Sandbox, line_of
+from tests.mechanisms.names import ALL, listed
 
 FOLDER = Path(__file__).parent / "golden"
 MESSAGES = FOLDER / "messages.jsonl"
@@ -103,10 +104,11 @@ def answer(sandbox: Sandbox, entry: str, words: list[str]) -> Message:
         words: those beside what the entry needs (`tests.faults.fuzz_command_lines.BASES`).
 
     Returns:
-        The line with its code and message.
+        The line with its code and message, the list of all mechanisms as MECHANISMS.
     """
     outcome = sandbox.run(line_of(entry, tuple(words)))
-    return Message(entry, words, outcome.code, outcome.err.replace(str(sandbox.root), "FOLDER"))
+    message = outcome.err.replace(str(sandbox.root), "FOLDER").replace(listed(*ALL), "MECHANISMS")
+    return Message(entry, words, outcome.code, message)
 
 
 def messages() -> list[Message]:

@@ -142,7 +142,7 @@ def compare(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
         own = [f"{name} {each.text}" for name, each in known.items() if each.direction == direction]
         parts += [f"{word} of {join_words(own)}"] if own else []
     alike = [name for name, each in known.items() if not each.direction]
-    parts += [f"not told apart: {join_words(alike)}"] if alike else []
+    parts += [f"no significant difference: {join_words(alike)}"] if alike else []
     absent = [name for name, each in found.items() if each.n < 2]
     parts += [f"too few seeds: {join_words(absent)}"] if absent else []
     return f"{quantity.opening}, against {plain.name}'s seed by seed: {'; '.join(parts)}."

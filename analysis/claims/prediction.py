@@ -256,7 +256,7 @@ def describe_sets(runs: Frame) -> str:
     return (
         f"Only what is alike in study, optimizer, objective, data and model is compared ({number} such sets here): an "
         "AUC is over pairs of runs of one set, ranks are among the curves of one, as shares of their number. A set in "
-        "which all ended alike is in no pair and is not counted."
+        "which all runs ended alike forms no pair and is not counted."
     )
 
 

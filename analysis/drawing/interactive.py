@@ -26,6 +26,10 @@ from analysis.drawing.web_text import to_html
 
 DPI = 96.0  # CSS pixels to the inch
 TOOLS = 44  # pixels beside the figure for the buttons to zoom with
+SIGNS = {
+    "o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "<": "◀", ">": "▶", "p": "⬟", "h": "⬢",
+    "d": "♦", "x": "×", "+": "+", "*": "★", ".": "•", "|": "|", "_": "–",
+}  # fmt: skip
 
 
 def describe(figure: Figure) -> Spec:
@@ -164,7 +168,8 @@ def _legends(figure: Figure) -> Iterator[Spec]:
                 handle.get_color() if isinstance(handle, Line2D) else getattr(handle, "get_facecolor", lambda: "k")()
             )
             shade = np.asarray(shade)[0] if np.ndim(shade) > 1 else shade
-            sign = f'<span style="color:{colors.to_hex(shade)}">▬</span> '
+            marker = handle.get_marker() if isinstance(handle, Line2D) else None
+            sign = f'<span style="color:{colors.to_hex(shade)}">{SIGNS.get(marker, "▬")}</span> '
             note = _note(text, (extent.x0, (extent.y0 + extent.y1) / 2), "left", "middle")
             yield note | {"text": sign + to_html(text.get_text())}
 

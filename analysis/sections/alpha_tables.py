@@ -44,9 +44,10 @@ PALE = (
     "not that training succeeds"
 )
 CELLS = (
-    "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), below "
-    "it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max above the "
-    "training LR in % (bold: highest of the row), below it the range over runs, and n, the steps"
+    "Left: median α_max over the steps where it is finite; below it the range of the single runs' medians, and n, the "
+    "runs measured. Bold: larger than the learning rate, with fewer than half of the runs diverged. Right: share of "
+    "steps with α_max above the training LR in % (bold: highest of the row), below it the range over runs, and n, the "
+    "steps"
 )
 MOST_DIVERGED = 0.5  # share of a cell's runs; from here on the survivors' median is not bold
 

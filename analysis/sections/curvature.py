@@ -40,7 +40,7 @@ Lines = dict[tuple[str, float, str], Column]
 STEPS_CAPTION = (
     "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
     "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
-    "checkpoint and no line; how many did is said."
+    "checkpoint and no line; their number is printed above the panel."
 )
 
 

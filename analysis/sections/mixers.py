@@ -104,8 +104,8 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
         "side by side"
     )
     state = (
-        " State: what all layers keep of one sequence of this length to go on reading, keys and values or recurrent "
-        f"states and what short convolutions hold, in float32; below it over {plain.name}'s."
+        " State: memory of all layers for generation after one sequence of this length, keys and values or recurrent "
+        f"states and the inputs of short convolutions, in float32; below it over {plain.name}'s."
         if has_state
         else ""
     )

@@ -136,8 +136,8 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
         "Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies "
         f"inside. {_truth(curves, target)}"
         + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
-        + "One decade below divergence is told the outcome, the smallest rate that diverged in the end, and nothing is "
-        "compared with it. What broke by the horizon is left out of no curve: where α_max = α is read off the runs "
+        + "One decade below divergence uses the outcome, the smallest rate that diverged in the end, and no predictor "
+        "is compared with it. What broke by the horizon is left out of no curve: where α_max = α is read off the runs "
         "that could still be measured, as the largest unbroken rate is. " + told
     )
     title = f"What tells {TARGETS[target]}"

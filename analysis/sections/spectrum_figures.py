@@ -30,12 +30,13 @@ FLOOR = 0.1  # times one eigenvalue's share 1/n and the density's top; anything 
 PROFILE_CAPTION = (
     "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, "
     "its quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the "
-    "loss does, and the training LR. A run that diverged has no such checkpoint; how many did is said above the panel."
+    "loss does, and the training LR. A run that diverged has no such checkpoint; their number is printed above the "
+    "panel."
 )
 DENSITY_CAPTION = (
     "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes "
     "widened by 1/200 of the range. Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue "
-    "makes. A run that diverged has no such checkpoint; how many did is said by LR above the panel."
+    "makes. A run that diverged has no such checkpoint; their number is printed by LR above the panel."
 )
 
 

@@ -38,7 +38,7 @@ TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
 REST = "More of it is in the report."
 FEWEST_SHARED = 3  # rates that all sizes share, of a sensitivity
-VERDICTS = {"cannot tell": "with these sizes not told apart from 0 at 95 %"}  # of laws, in sentences
+VERDICTS = {"cannot tell": "no significant difference from 0 with these sizes at 95 %"}  # of laws, in sentences
 
 
 @once_per_study

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,14 +17,16 @@ from matplotlib.figure import Figure
 
 from analysis import assembly
 from analysis.drawing import formats
-from analysis.drawing.interactive import Unknown, describe
+from analysis.drawing.interactive import SIGNS, Unknown, describe
 from analysis.drawing.pieces import Picture
 from analysis.drawing.tables import narrow
+from analysis.drawing.traces import MARKERS
 from analysis.drawing.typeset import Cell, Table
 from analysis.drawing.web_text import to_html
 from analysis.export import export
 from analysis.page import build_page
 from analysis.study.load import load
+from stability.web import app
 
 from .synthetic import write_study
 
@@ -124,7 +127,11 @@ def test_a_figure_keeps_its_numbers_colours_and_words():
     (mesh,) = [trace for trace in rest if trace["type"] == "heatmap"]
     assert mesh["z"] == [[-3.0, -1.0]] and (mesh["zmin"], mesh["zmax"]) == (-3.0, -1.0)
     words = {note["text"] for note in spec["layout"]["annotations"]}
-    assert {"a &amp; b", "here"} <= words and any(word.endswith("sa") and "#0072b2" in word for word in words)
+    assert {"a &amp; b", "here"} <= words and '<span style="color:#0072b2">■</span> sa' in words
+
+
+def test_every_marker_has_a_sign_in_legends():
+    assert set(SIGNS) == set(MARKERS) and len(set(SIGNS.values())) == len(SIGNS)
 
 
 def test_what_plotly_has_no_words_for_is_named():
@@ -217,9 +224,22 @@ def test_the_page_runs_its_own_scripts_alone_and_loads_nothing(study, pieces, tm
     }
 
 
+def test_no_button_sends_a_figure_elsewhere(study, pieces, tmp_path):
+    body = build_page([study], "synthetic", tmp_path).read_text("utf-8").partition("</head>")[2]
+    assert body.count('"showSendToCloud": false') == sum(isinstance(piece, Picture) for piece in pieces) > 2
+    assert "showSendToCloud: false" in (Path(app.__file__).parent / "static/web.js").read_text("utf-8")
+
+
+def test_the_contents_tell_the_appendix_from_its_sections(study, tmp_path):
+    page = build_page([study], "synthetic", tmp_path).read_text("utf-8")
+    assert page.count(' class="part">') == 2  # its link and its heading
+    assert '<a href="#Appendix" class="part">Appendix</a> <a href="#What-was-run">' in page
+
+
 def test_a_page_of_two_studies_names_each(study, tmp_path):
     page = build_page([study, study], "both", tmp_path).read_text("utf-8")
     assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" in page
+    assert page.count(f'<a href="#{study.name}" class="part">') == 2
 
 
 def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study, pieces, tmp_path):

@@ -132,7 +132,9 @@ def test_the_reading_counts_divergences_first_and_tells_apart_what_differs_beyon
     whole = " ".join(texts)
     assert "Lowest NLL at the best rate: adamw, 2.810" in whole
     assert "NLL at the best rate, against adamw's seed by seed: higher of sgd +0.200 (+0.200 to +0.200)." in whole
-    assert "α_max over the rate, at the best rate, against adamw's seed by seed: not told apart: sgd." in whole
+    assert (
+        "α_max over the rate, at the best rate, against adamw's seed by seed: no significant difference: sgd." in whole
+    )
     assert "Bytes of state a parameter, least and most: sgd 4.00 and adamw 8.00." in whole
     assert "1 comparison a quantity, uncorrected" in whole
 
@@ -141,7 +143,7 @@ def test_what_the_seeds_do_not_agree_on_is_not_told_apart(tmp_path):
     swings = {"adamw": (0.0, 0.0, 0.0), "sgd": (-0.9, 0.3, 0.1)}
     study = load(write_scaled(tmp_path, shift=lambda optimizer, seed: swings[optimizer][seed]))
     text = next(each for each in reading(study) if each.startswith("NLL at the best rate, against"))
-    assert text == "NLL at the best rate, against adamw's seed by seed: not told apart: sgd."
+    assert text == "NLL at the best rate, against adamw's seed by seed: no significant difference: sgd."
 
 
 def test_one_seed_allows_no_comparison(tmp_path):

@@ -8,7 +8,8 @@ ATTENTION = tuple(sorted((*SOFTMAX, *UNTRAINED, "fox", "longformer", "nsa", "sig
 RECURRENT = ("deltanet", "gated_deltanet", "gla", "hgrn2", "kda", "mamba", "mamba2", "retnet", "titans")
 CAUSAL_ONLY = tuple(sorted(("fox", "nsa", *RECURRENT)))
 BIDIRECTIONAL_ONLY = ("mix", "sc", "two_way")
-ALL = tuple(sorted((*ATTENTION, *RECURRENT, *BIDIRECTIONAL_ONLY)))
+OTHERS: tuple[str, ...] = ()  # both directions, neither attention nor recurrent: a running mean
+ALL = tuple(sorted((*ATTENTION, *RECURRENT, *BIDIRECTIONAL_ONLY, *OTHERS)))
 TRAINED = tuple(name for name in ALL if name not in UNTRAINED)
 CAUSAL = tuple(name for name in TRAINED if name not in BIDIRECTIONAL_ONLY)
 

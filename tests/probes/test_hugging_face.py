@@ -201,10 +201,10 @@ def steps(alpha_max, lr=1e-3, state="plain"):
 
 
 def test_the_answer_goes_by_the_tenth_lowest_and_the_median():
-    assert "lr=0.001: its curvature bears it. Half of the steps bear inf, nine in ten 0.002 (2 times" in answer(
+    assert "lr=0.001: its curvature allows it. Half of the steps allow inf, nine in ten 0.002 (2 times" in answer(
         steps([2e-3] * 5 + [math.inf] * 16)
     )
-    assert "Along nine steps in ten it is not positive and limits no rate" in answer(steps([math.inf] * 4))
+    assert "Along nine steps in ten the curvature is not positive and limits no rate" in answer(steps([math.inf] * 4))
     assert "at the edge" in answer(steps([5e-4] * 5 + [2e-3] * 16))
     assert "too high" in answer(steps([5e-4] * 15 + [2e-3] * 5))
     both = answer(pd.concat([steps([2e-3]), steps([9.0], state="paper")]))

@@ -36,10 +36,11 @@ def test_the_line_is_arithmetic_over_what_runs_recorded(tmp_path):
         recorded(tmp_path, "four", [7.0], []),
     ]
     assert alpha_share(runs, 1000.0, 1050.0, 2) == (
-        "α_max took 25 % of a run's wall time (median of 3 runs, 20 to 75 %) and 30 % of this sweep's 50 s, 2 runs at a time"
+        "α_max took 25 % of a run's wall time (median of 3 runs, 20 to 75 %) and 30 % of this sweep's 50 s, 2 runs at a time; "
+        "hessian=false leaves it out"
     )
     assert alpha_share(runs[:1], 1000.0, 1050.0, 1) == (
-        "α_max took 25 % of a run's wall time (1 run) and 20 % of this sweep's 50 s"
+        "α_max took 25 % of a run's wall time (1 run) and 20 % of this sweep's 50 s; hessian=false leaves it out"
     )
     assert alpha_share(runs, 2000.0, 2050.0, 2) == "" and alpha_share(runs[3:], 0.0, 2000.0, 2) == ""
 
@@ -100,7 +101,7 @@ def test_a_sweep_ends_with_the_line_and_a_second_one_that_measures_nothing_has_n
     ]
     assert sweep.main(words) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    pattern = r"α_max took (\d+) % of a run's wall time \(median of 2 runs, (\d+) to (\d+) %\) and (\d+) % of this sweep's (\d+) s"
+    pattern = r"α_max took (\d+) % of a run's wall time \(median of 2 runs, (\d+) to (\d+) %\) and (\d+) % of this sweep's (\d+) s; .*"
     found = [int(each) for each in re.fullmatch(pattern, line).groups()]
     middle, low, high, of_sweep, seconds = found
     runs = StudyFolder(lab.pool / "studies" / "shared").runs()

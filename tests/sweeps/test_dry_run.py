@@ -15,6 +15,7 @@ from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import find_remaining
+from sweeps.gpus import GPUS
 from sweeps.trial import make_trials
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
@@ -142,6 +143,22 @@ def test_a_plan_says_what_is_kept_of_a_sequence_where_it_can_be_gone_on_with(tmp
     ]
     numbers = 2 * both.model.width * both.model.layers * both.model.positions
     assert [row[5] for of_spec in rows for row in of_spec] == ["--", "--", f"{4 * numbers / 1024:.1f}KiB"]
+
+
+def test_a_plan_names_steps_sequences_and_lengths_and_large_states_in_mib(tmp_path):
+    spec, _ = make_sweep(tmp_path, "lr=1e-3", "steps=[4,1200]", "batch=6", "model.positions=24")
+    assert "training: 4 or 1,200 steps a run, each of 6 sequences of 24 tokens (batch=6)" in described(spec)
+    columns = [dry_run._state_column(each) for each in (None, 2**20, 192 * 2**20)]
+    assert columns == ["--".rjust(13), "1024.0KiB".rjust(13), "192.0MiB".rjust(13)]
+    runs = [dry_run._timing_columns(Timing(0.1, each, 0.0, 1000.0), GPUS["h100"]).split()[1] for each in (58.0, 720.0)]
+    assert runs == ["58s", "0.2h"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_a_plan_for_a_gpu_in_float32_names_the_faster_precisions(tmp_path, precision):
+    spec, _ = make_sweep(tmp_path, "lr=1e-3", f"precision={precision}", "plan_gpu=a100")
+    line = "float32: matrix products of precision=tf32 are up to 8 times as fast, of precision=bf16 up to 16 times;"
+    assert (line in described(spec)) == (precision == "float32")
 
 
 def test_a_kinds_time_and_memory_are_its_own(tmp_path):

@@ -86,16 +86,16 @@ def _verdict(part: Any, lr: float) -> str:
         return _divergence(part, f"lr={lr:g}")
     median, low = quantile(part["alpha_max"], 0.5), quantile(part["alpha_max"], 0.1)
     word = (
-        "its curvature bears it"
+        "its curvature allows it"
         if low > lr
         else "at the edge: more than one step in ten is beyond"
         if median > lr
         else "too high"
     )
     if math.isinf(low):
-        return f"lr={lr:g}: {word}. Along nine steps in ten it is not positive and limits no rate"
+        return f"lr={lr:g}: {word}. Along nine steps in ten the curvature is not positive and limits no rate"
     return (
-        f"lr={lr:g}: {word}. Half of the steps bear {median:.3g}, nine in ten {low:.3g} ({low / lr:.2g} times the "
+        f"lr={lr:g}: {word}. Half of the steps allow {median:.3g}, nine in ten {low:.3g} ({low / lr:.2g} times the "
         "rate asked about)"
     )
 

@@ -63,7 +63,8 @@ async function draw() {
   const divs = Object.keys(figures).map(byId).filter(Boolean);
   divs.forEach(div => { div.closest("figure").hidden = false; });
   for (const div of divs) {
-    await Plotly.react(div, figures[div.id].data, figures[div.id].layout, { responsive: true, displaylogo: false });
+    // no button that sends a figure's data to plotly's makers
+    await Plotly.react(div, figures[div.id].data, figures[div.id].layout, { responsive: true, displaylogo: false, showSendToCloud: false });
     if (div._fullLayout.width !== div.clientWidth) await Plotly.Plots.resize(div);  // a figure has come beside it
   }
 }
