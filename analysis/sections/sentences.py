@@ -110,7 +110,7 @@ def _say_undecided(claims: list[Claim]) -> str:
         runs = f", about {max(known)} more runs" if known else ""
         text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
     indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
-    text += f"; {indicated} {"is" if indicated == 1 else "are"} indicated by two seeds alone" if indicated else ""
+    text += f"; {indicated} {'is' if indicated == 1 else 'are'} indicated by two seeds alone" if indicated else ""
     if len(coarse) == len(waiting):
         return f"{text}."
     return f"{text}; {'the others' if coarse else 'they'} need more seeds."
