@@ -168,7 +168,7 @@ def _legends(figure: Figure) -> Iterator[Spec]:
                 handle.get_color() if isinstance(handle, Line2D) else getattr(handle, "get_facecolor", lambda: "k")()
             )
             shade = np.asarray(shade)[0] if np.ndim(shade) > 1 else shade
-            marker = handle.get_marker() if isinstance(handle, Line2D) else None
+            marker = str(handle.get_marker()) if isinstance(handle, Line2D) else ""
             sign = f'<span style="color:{colors.to_hex(shade)}">{SIGNS.get(marker, "▬")}</span> '
             note = _note(text, (extent.x0, (extent.y0 + extent.y1) / 2), "left", "middle")
             yield note | {"text": sign + to_html(text.get_text())}
