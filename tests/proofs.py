@@ -3,7 +3,7 @@
 Both checkouts run the same short commands on this machine, each in its own process and folder, since the bytes of a
 trained run differ between processors. Compared are, by command, exit code, stdout and stderr; by file of the pool, the
 sha256 of what does not depend on the clock: metrics and other logs row by row less their times, each parquet column but
-times, weights, specs, and tables as the report writes them. Prints each difference; exits with 1 if there is one.
+times, weights, specs, and tables as the report writes them. Prints each difference and each unexpected exit code; exits with 1 if there is one.
 
 A checkout's own ``.venv/bin/python`` runs it, else this interpreter.
 """
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ OPTIMIZERS = "adamw,sgd,adafactor,adan,ademamix,adopt,cautious_adamw,galore_adam
 OPTIMIZERS += ",prodigy,radam,schedulefree_adamw,shampoo,soap,sophia,turbo_muon"
 ALPHA = "curvature.batch=4 curvature.recorded_steps=2 curvature.warmup_steps=1 curvature.warmup_batches=1"
 TINY = (
-    "data=text data.path=page.txt mechanism=sa model.layers=2 model.width=16 model.heads=2 model.positions=16 steps=6"
-    " batch=4 evaluation.every_steps=3 evaluation.sequences=8 lr=[1e-2] seeds=1 launcher=serial device=cpu logger=files"
+    "data=text data.path=page.txt objective=mlm mechanism=sa model.layers=2 model.width=16 model.heads=2 model.positions=16"
+    " steps=6 batch=4 evaluation.every_steps=3 evaluation.sequences=8 lr=[1e-2] seeds=1 launcher=serial device=cpu logger=files"
     f" report=false hessian=false {ALPHA}"
 )
 HESSIAN = (
@@ -104,6 +104,8 @@ COMMANDS = (
     sweep("left_early", "lr=[1e-4,1e-3,1e-2] steps=9 halving.reduction=3"),
     sweep("edge", "lr=edge lr.num=3", "lr"),
     sweep("diverged", "optimizer=sgd lr=[1e6] steps=12 hessian=true"),
+)
+REFUSED = (
     "report name=nowhere",
     "hessian ckpt=nowhere",
     "sweep mechanism=sq",
@@ -217,7 +219,7 @@ def work(only: str) -> None:
 
 def chosen(only: str) -> list[str]:
     """Return the commands that name one of some words; ``""``: all."""
-    return [command for command in COMMANDS if any(word in command for word in only.split(","))]
+    return [command for command in (*COMMANDS, *REFUSED) if any(word in command for word in only.split(","))]
 
 
 def run(command: str) -> Answer:
@@ -278,6 +280,18 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: {', '.join(sorted(parts)[:12])}" + (f" and {len(parts) - 12} more" * (len(parts) > 12))
 
 
+def find_unexpected(answers: Iterable[tuple[str, int, str]]) -> Iterator[str]:
+    """Yield a line for each command that ended with another exit code than it should: a refused one proves nothing.
+
+    Args:
+        answers: command, exit code and text of each.
+    """
+    for command, code, text in answers:
+        expected = 2 if command in REFUSED else 0
+        if code != expected:
+            yield f"{command}\n  exit code {code}, not {expected}: {text.strip().splitlines()[-1:]}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", nargs="?", type=Path, help="checkout that this one is compared with")
@@ -303,12 +317,14 @@ def main() -> int:
     lines = list(differences(*records))
     for line in lines:
         print(line)
-    crashed = [command for command, code, _ in records[1]["answers"] if code == -1]
+    unexpected = list(find_unexpected(records[1]["answers"]))
+    for line in unexpected:
+        print(line)
     print(
-        f"{len(lines)} differences in {len(records[1]['answers'])} commands and {len(records[1]['files'])} files; {len(crashed)} commands "
-        f"raised; {time.monotonic() - started:.0f} s"
+        f"{len(lines)} differences in {len(records[1]['answers'])} commands and {len(records[1]['files'])} files; {len(unexpected)} "
+        f"unexpected exit codes; {time.monotonic() - started:.0f} s"
     )
-    return 1 if lines or crashed else 0
+    return 1 if lines or unexpected else 0
 
 
 if __name__ == "__main__":

@@ -91,3 +91,11 @@ def test_words_of_a_command_replace_those_of_every_command():
     words = proofs.sweep("some", "seeds=2 cross=ca").split()
     assert words[:2] == ["sweep", "name=some"] and words.count("seeds=2") == 1 and "cross=ca" in words
     assert "seeds=1" not in words
+
+
+def test_a_command_that_is_refused_proves_nothing_and_is_named():
+    first, refused = proofs.COMMANDS[0], proofs.REFUSED[0]
+    fine = [(first, 0, "help"), (refused, 2, "no such study")]
+    assert not list(proofs.find_unexpected(fine))
+    found = list(proofs.find_unexpected([(first, 2, "sc sees both sides"), (refused, 0, "")]))
+    assert [line.splitlines()[0] for line in found] == [first, refused] and "sc sees both sides" in found[0]

@@ -195,6 +195,23 @@ def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
     return f"Of the baselines, {best.predictor.name} tells {what} best: {kind} {_value(best.scopes[POOLED])}."
 
 
+def compare_with_baseline(scored: Sequence[Scored], event: str) -> str:
+    """Return the AUC of α_max / α beside the best baseline's; "" if one of them is unknown.
+
+    Args:
+        scored: all scores of the event.
+        event: ``broke`` or ``unstable``.
+    """
+    best = best_baseline(scored)
+    own = next((each for each in scored if each.predictor.column == "alpha_max_ratio"), None)
+    if best is None or own is None or math.isnan(own.scopes[POOLED].value):
+        return ""
+    return (
+        f"Which runs {EVENTS[event]}: {own.predictor.name} tells with an AUC of {_value(own.scopes[POOLED])}, "
+        f"{best.predictor.name} with {_value(best.scopes[POOLED])}."
+    )
+
+
 def count_runs(runs: Frame) -> list[str]:
     """Return sentences: judged runs, others with reasons, non-finite values."""
     frame, counts = select_judged(runs), fate_counts(runs)

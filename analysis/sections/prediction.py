@@ -243,8 +243,9 @@ def _opening(found: Evidence) -> str:
 
 
 def conclusion(study: Study) -> str:
-    """Return one sentence: which predictors are better than every baseline."""
-    return said.conclusion(evidence(study).claims())
+    """Return the predictors better than every baseline, and the AUC of α_max / α beside the best baseline's."""
+    found = evidence(study)
+    return f"{said.conclusion(found.claims())} {said.compare_with_baseline(found.of_runs['broke'], 'broke')}".rstrip()
 
 
 def figures(study: Study) -> Figures:

@@ -125,6 +125,18 @@ def test_the_best_baseline_is_the_one_with_the_largest_area(known):
     assert best_baseline(score_runs(early_runs(known), "broke")).predictor.column == "lr"
 
 
+def test_the_first_page_has_the_area_of_alpha_max_over_the_rate_beside_the_best_baselines(known):
+    scored = by_column(score_runs(early_runs(known), "broke"))
+    ratio, rate = (scored[name].scopes[POOLED].value for name in ("alpha_max_ratio", "lr"))
+    told = prediction.conclusion(known)
+    assert (
+        f"α_max / α tells with an AUC of {ratio:.2f} (" in told and f", learning rate α alone with {rate:.2f} (" in told
+    )
+    assert ratio != pytest.approx(rate, abs=0.02)
+    silent = prediction.conclusion(study_of(grid(knowing, lambda *_: False, val_nll=best_at_edge)))
+    assert "AUC" not in silent
+
+
 def text_of(study):
     return typst(prediction.body(study, {}))
 
