@@ -40,7 +40,7 @@ TINY = (
     f" report=false hessian=false {ALPHA}"
 )
 HESSIAN = (
-    "batch=4 recorded_steps=1 warmup_steps=1 warmup_batches=1 phase=all device=cpu spectra.trace_products=3"
+    "batch=4 recorded_steps=1 warmup_steps=1 warmup_batches=1 phase=all device=cpu spectra.trace_products=6"
     " spectra.density_probes=1 spectra.density_products=4 spectra.profile_points=4 spectra.noise_batches=2"
     " spectra.noise_parts=2 measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]"
 )
@@ -121,7 +121,7 @@ CLOCKS = re.compile(
     r"^(provenance|started|ended|launch|versions)$"
 )
 SKIPPED = re.compile(
-    r"(^|/)((provenance|published)\.json|timing\.jsonl|curvature_timing\.jsonl|.*\.(pdf|png|svg|html|lock))$|/lock"
+    r"(^|/)cache/(answers|timings)/|(^|/)((provenance|published)\.json|timing\.jsonl|curvature_timing\.jsonl|.*\.(pdf|png|svg|html|lock))$|/lock"
 )
 # of a text: an amount that was measured, by its unit; clocks and dates; lines that a clock writes or is their subject
 DURATION = re.compile(r"(\b\d[\d.,]*\s?(ms|s|min|h|MB|GiB)\b\s?)+|\b\d+:\d\d(:\d\d)?\b|\b20\d\d-\d\d-\d\d[T \d:.+]*")
