@@ -107,7 +107,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
         "layers, in float32; --: reads both sides, or its state is unknown"
     )
     if any(cost.timing for cost in costs.values()):
-        lines.append(_basis(spec, gpu, any(cost.timing and cost.timing.is_stored for cost in costs.values())))
+        lines.append(_basis(plan, gpu, any(cost.timing and cost.timing.is_stored for cost in costs.values())))
     study = StudyFolder.of(plan.pool, spec.name)
     if is_read and search is None and study.file.exists():
         record = study.read()
@@ -116,14 +116,15 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def _basis(spec: SweepSpec, gpu: Gpu | None, is_stored: bool) -> str:
+def _basis(plan: Plan, gpu: Gpu | None, is_stored: bool) -> str:
     """Return the source of the times and memory, and the included measurements.
 
     Args:
-        spec: the sweep.
+        plan: the sweep's runs.
         gpu: the GPU of the estimates, or None for this machine.
         is_stored: whether an earlier command measured some of the times.
     """
+    spec, precisions = plan.spec, {run.precision for _, run in plan.points}
     listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
     included = [
         *([listed] if spec.hessian else []),
@@ -132,9 +133,9 @@ def _basis(spec: SweepSpec, gpu: Gpu | None, is_stored: bool) -> str:
     what = f"estimated from measured steps of each kind{' (up to a day ago)' if is_stored else ''}"
     if gpu is not None:
         what = (
-            f"at least, estimated for one {gpu.description}: each operation of a step takes its bytes or its matrix "
-            "products at these peaks, one after another, every item as long as the model reads; memory: all tensors of "
-            "a step"
+            f"at least, estimated for one {gpu.describe(precisions)}: each operation of a step takes its bytes or its "
+            "matrix products at these peaks, one after another, every item as long as the model reads; memory: all "
+            "tensors of a step"
         )
     return ", ".join([what, *included]) + f"{' included' if included else ''}; nothing was trained"
 
@@ -154,7 +155,7 @@ def _faster(plan: Plan, gpu: Gpu) -> list[str]:
     tf32, bf16 = (gpu.device.peaks[name] / gpu.device.peaks["float32"] for name in ("tf32", "bf16"))
     return [
         f"float32: matrix products of precision=tf32 are up to {tf32:.0f} times as fast, of precision=bf16 up to "
-        f"{bf16:.0f} times; a plan estimates tf32, not bf16"
+        f"{bf16:.0f} times; a plan estimates both"
     ]
 
 

@@ -37,11 +37,11 @@ def estimate_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float
         gpu: the GPU.
 
     Returns:
-        The pair, or None for bfloat16, a compiled step, value-dependent operations, or an optimizer with state sizes
-            dependent on the parameters' shapes.
+        The pair, or None for a compiled step, value-dependent operations, or an optimizer with state sizes dependent on
+            the parameters' shapes.
     """
     state = state_of(run.optimizer)
-    if state is None or run.precision == "bf16" or run.compile:
+    if state is None or run.compile:
         return None
     try:
         traced, num_params = _trace_run(run, corpus, gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kernels.roofline import H100, H200, TERA, Device
@@ -33,13 +34,16 @@ class Gpu:
     device: Device
     memory: float
 
-    @property
-    def description(self) -> str:
-        """The GPU's name, memory, bandwidth and float32 peak, as text."""
-        peak = self.device.peaks["float32"] / TERA
+    def describe(self, precisions: Collection[str] = ()) -> str:
+        """Return the GPU's name, memory, bandwidth and peaks in float32 and ``precisions``, as text."""
+        peaks = [
+            f"{peak / TERA:.3g}{' TFLOP/s' if name == 'float32' else ''} in {name}"
+            for name, peak in self.device.peaks.items()
+            if name == "float32" or name in precisions
+        ]
         return (
-            f"{self.device.name} ({self.memory / 1e9:.0f} GB, {self.device.bandwidth / TERA:.3g} TB/s, {peak:.3g} "
-            "TFLOP/s in float32)"
+            f"{self.device.name} ({self.memory / 1e9:.0f} GB, {self.device.bandwidth / TERA:.3g} TB/s, "
+            f"{', '.join(peaks)})"
         )
 
 

@@ -34,7 +34,7 @@ def describe(run: TokenizerRunSpec, gpu_name: str) -> str:
         if num_steps:
             lines.append(_stage_line(run, gpu, tokenizer, stage, trained, num_steps))
     lines.append(
-        f"at least, estimated for one {gpu.description}: each operation of a step takes its bytes or its matrix "
+        f"at least, estimated for one {gpu.describe()}: each operation of a step takes its bytes or its matrix "
         f"products at these peaks, one after another, every crop {run.positions} residues long; "
         "memory: all tensors of a step; nothing was trained"
     )

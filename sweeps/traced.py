@@ -15,16 +15,37 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from kernels.roofline import Device, Traffic
+from stability.config.training import Precision
+from stability.models.precision import autocast_dtype, computing_in
 
 aten = torch.ops.aten
 # operations that read as many bytes as they return, not the whole table
 LOOKUPS = frozenset({aten.embedding, aten.index, aten.gather, aten.index_select})
 # operations that only allocate memory
 ALLOCATIONS = frozenset({aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided})
+# CUDA's autocast (ATen/autocast_mode.h and Python's spellings), function names by dtype: narrow, autocast's; wide,
+# float32 by a cast of the arguments; summed, float32 by their argument dtype; widest, that of their widest argument
+AUTOCAST_LISTS = {
+    "narrow": """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution prelu addmm addmv addr matmul rmatmul linalg_matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
+    chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention""",
+    "wide": """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rdiv rsqrt sinh tan pow rpow square
+    softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity
+    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d cross_entropy hinge_embedding_loss kl_div l1_loss
+    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp interpolate upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa""",
+    "summed": """prod softmax softmin log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_norm norm
+    sum""",
+    "widest": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add",
+}
+POLICIES = {name: policy for policy, names in AUTOCAST_LISTS.items() for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,9 @@ class Tracer(TorchDispatchMode):
         read = written if packet in LOOKUPS else sum(map(_bytes, given))
         flops = flop_registry[packet](*args, **kwargs, out_val=found) if packet in flop_registry else 0
         self.flops += flops
-        self.seconds += self.device.seconds(Traffic(read, written, flops), self.precision)
+        # under autocast some products remain in float32
+        is_wide = self.precision == "bf16" and all(tensor.dtype != torch.bfloat16 for tensor in given)
+        self.seconds += self.device.seconds(Traffic(read, written, flops), "float32" if is_wide else self.precision)
 
 
 class FusedAttention(TorchFunctionMode):
@@ -104,6 +127,66 @@ class FusedAttention(TorchFunctionMode):
         if func is nn.functional.scaled_dot_product_attention and args[0].ndim == 4:
             return _efficient_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class EmulatedAutocast(TorchFunctionMode):
+    """A mode that casts arguments of meta tensors like CUDA's autocast, within `computing_in`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._casts: dict[Tensor, Tensor] | None = None  # of weights during a forward pass, as torch caches them
+
+    def run(self, loss: Callable[[], Tensor], precision: Precision) -> Tensor:
+        """Return the loss of a forward pass in a precision; each weight is cast at most once."""
+        self._casts = {}
+        try:
+            with computing_in(precision, "meta"):
+                return loss()
+        finally:
+            self._casts = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, dtype, name = kwargs or {}, autocast_dtype("meta"), getattr(func, "__name__", "")
+        name = name.strip("_") if name.startswith("__") else name  # __matmul__
+        policy = None if dtype is None else POLICIES.get(name)
+        if dtype is not None and func is nn.functional.normalize:  # torch's own code would run without this mode
+            with self:
+                return _normalize(*args, **kwargs)
+        if policy == "summed" and any(map(_is_cast, args[:1])) and not _names_dtype(args, kwargs):
+            kwargs = {**kwargs, "dtype": torch.float32}
+        if policy is None or policy == "summed":
+            return func(*args, **kwargs)
+        if policy == "wide" or policy == "widest" and any(map(_is_float32, tree_leaves((args, kwargs)))):
+            dtype = torch.float32
+        args, kwargs = tree_map_only(Tensor, lambda tensor: self._cast(tensor, dtype), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if not _is_cast(tensor) or tensor.dtype == dtype:
+            return tensor
+        if self._casts is None or not (tensor.is_leaf and tensor.requires_grad) or dtype == torch.float32:
+            return tensor.to(dtype)
+        if tensor not in self._casts:
+            self._casts[tensor] = tensor.to(dtype)
+        return self._casts[tensor]
+
+
+def _is_cast(value: Any) -> bool:
+    """Return whether autocast may cast a value."""
+    return _is_meta(value) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _is_float32(value: Any) -> bool:
+    return _is_cast(value) and value.dtype == torch.float32
+
+
+def _names_dtype(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+
+
+def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+    """Return `torch.nn.functional.normalize` of a tensor."""
+    return input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
 
 
 def _efficient_attention(
@@ -124,7 +207,7 @@ def _efficient_attention(
 
 
 def trace(
-    model: nn.Module, loss: Callable[[], Tensor], *, device: Device, precision: str, num_counted: int, times: int
+    model: nn.Module, loss: Callable[[], Tensor], *, device: Device, precision: Precision, num_counted: int, times: int
 ) -> Traced:
     """Return the cost of forward and backward passes of one microbatch.
 
@@ -134,7 +217,7 @@ def trace(
         model: the model on the meta device.
         loss: runs a forward pass and returns a scalar.
         device: the device to estimate for.
-        precision: precision of the matrix products.
+        precision: precision of the matrix products; bf16 by an emulation of CUDA's autocast.
         num_counted: number of positions that count in the loss.
         times: number of forward and backward passes.
 
@@ -145,10 +228,18 @@ def trace(
     tracer = Tracer(device, precision, num_counted)
     for parameter in model.parameters():
         tracer.count_storage(parameter)
-    with tracer, FusedAttention():
+    with tracer, FusedAttention(), EmulatedAutocast() as autocast:
         for _ in range(times):
-            loss().backward()
+            _run_backward(autocast.run(loss, precision))
     return Traced(tracer.seconds, tracer.flops, tracer.peak)
+
+
+def _run_backward(total: Tensor) -> None:
+    """Run the backward pass of a scalar within the active modes; `Tensor.backward` would recompute without them."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (total,), (torch.ones_like(total),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _is_meta(value: Any) -> bool:

@@ -20,7 +20,7 @@ from stability.config.base import Settings
 from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._impl import Impl, Use
-from stability.models.precision import rounds_products
+from stability.models.precision import autocast_dtype, rounds_products
 
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
 
@@ -268,7 +268,7 @@ class EdgeNetwork(nn.Module):
 
 def precision_on(device: torch.device) -> str:
     """Return the precision for kernels' products on a device, same as torch's."""
-    if torch.is_autocast_enabled(device.type):
+    if autocast_dtype(device) is not None:
         return "bf16"
     return "tf32" if rounds_products(device) else "ieee"
 

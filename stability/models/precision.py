@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,16 +18,26 @@ def computing_in(precision: Precision, device: torch.device | str) -> AbstractCo
     in float32, and so do parameters, gradients and the optimizer's state. The backward pass is outside the context:
     each operation uses its forward dtype. "float32" and "tf32" differ only by `allow_tf32`, for the whole process.
     """
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(_switch(device), dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def in_float32(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Return a context without autocast: operations use their inputs' dtype.
+    """Return a context without autocast: operations use their inputs' dtype."""
+    return torch.autocast(_switch(device), enabled=False)
 
-    torch's meta device has no autocast, so the context is empty there.
-    """
+
+def autocast_dtype(device: torch.device | str) -> torch.dtype | None:
+    """Return autocast's dtype on a device, or None without autocast."""
+    kind = _switch(device)
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _switch(device: torch.device | str) -> str:
+    """Return the type of device with the autocast switch of ``device``."""
     kind = torch.device(device).type
-    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+    # torch's meta device has no autocast. A plan (sweeps.traced) emulates CUDA's and uses the CPU's switch, because
+    # torch.utils.checkpoint restores it for the recomputation.
+    return "cpu" if kind == "meta" else kind
 
 
 def rounds_products(device: torch.device | str) -> bool:
@@ -37,7 +47,7 @@ def rounds_products(device: torch.device | str) -> bool:
     """
     kind = torch.device(device).type
     is_tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return is_tf32 or (kind != "meta" and torch.is_autocast_enabled(kind))
+    return is_tf32 or autocast_dtype(device) is not None
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:

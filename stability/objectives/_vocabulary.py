@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config.impl import Impl, Use
+from stability.models.precision import autocast_dtype
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings
 
 
@@ -102,6 +103,5 @@ class AbstractVocabularyObjective(AbstractObjective):
 
 def _autocast(factor: Tensor) -> Tensor:
     """Return a factor in autocast's dtype."""
-    if factor.dtype == torch.float64 or not torch.is_autocast_enabled(factor.device.type):
-        return factor
-    return factor.to(torch.get_autocast_dtype(factor.device.type))
+    dtype = autocast_dtype(factor.device)
+    return factor if dtype is None or factor.dtype == torch.float64 else factor.to(dtype)

@@ -176,6 +176,15 @@ def test_a_slower_card_takes_longer_and_a_smaller_one_may_have_no_room(tmp_path,
     assert hours["a40"] > hours["h200"] and memory > 48
 
 
+def test_a_plan_in_bfloat16_has_hours_and_memory_and_names_its_peak(tmp_path, capsys):
+    words = ["study=residuals", "model.layers=2", "residual=[identity]", "primary=null", f"runs_dir={tmp_path}"]
+    (out, narrow), (_, wide) = (planned(capsys, *words, f"precision={each}") for each in ("bf16", "float32"))
+    (kind,) = narrow
+    parameters, hours, memory = narrow[kind]
+    assert wide[kind][0] == parameters and 0 < hours < wide[kind][1] and 0 < memory < wide[kind][2]
+    assert "67 TFLOP/s in float32, 989 in bf16)" in out and "of no kind that can be estimated" not in out
+
+
 def test_microbatches_take_their_number_of_times_as_long_and_less_memory(tmp_path):
     _, corpus, kinds = points("dna_51m", "mechanism=[sa]")
     run = kinds["sa", ""]
@@ -189,7 +198,7 @@ def test_microbatches_take_their_number_of_times_as_long_and_less_memory(tmp_pat
 def test_what_cannot_be_estimated_says_nothing_rather_than_something():
     _, corpus, kinds = points("dna_51m", "mechanism=[sa]", "optimizer=[shampoo]", "hessian=false")
     assert estimate_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
-    _, corpus, kinds = points("dna_51m", "mechanism=[sa]", "precision=bf16")
+    _, corpus, kinds = points("dna_51m", "mechanism=[sa]", "compile=true")
     assert estimate_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
 
 
