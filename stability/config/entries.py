@@ -100,7 +100,7 @@ class ReportSpec(Settings):
     name: Annotated[tuple[str, ...], BeforeValidator(_split_names), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
-    together: str | None = Field(
+    together: Annotated[str | None, Place()] = Field(
         default=None,
         pattern=STUDY_NAME,
         description="name of one PDF or page about all studies; null: one for each study",
@@ -210,7 +210,7 @@ class StatusSpec(Settings):
         default=None,
         description="unlisted: remove the runs that no study lists, and half-written files of dead processes",
     )
-    delete: str | None = Field(
+    delete: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
         description="a study's name: remove it and the runs that no other study lists; or a run's id: remove that run",
