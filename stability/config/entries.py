@@ -100,7 +100,7 @@ class ReportSpec(Settings):
     name: Annotated[tuple[str, ...], BeforeValidator(_split_names), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
-    together: Annotated[str | None, Place()] = Field(
+    together: str | None = Field(
         default=None,
         pattern=STUDY_NAME,
         description="name of one PDF or page about all studies; null: one for each study",
