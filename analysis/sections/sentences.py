@@ -109,11 +109,21 @@ def _say_undecided(claims: list[Claim]) -> str:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f", about {max(known)} more runs" if known else ""
         text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
+    # exact widths have differences by seed; without them no number of seeds decides
+    bounded = [
+        each for each in waiting if each.verdict == "undecided" and _is_of_windows(each) and not each.differences
+    ]
+    if bounded:
+        text += f"; for {_number(bounded)} a window is open or ends at a divergence (other rates are needed)"
     indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
     text += f"; {indicated} are indicated by two seeds alone" if indicated else ""
-    if len(coarse) == len(waiting):
+    if len(coarse) + len(bounded) == len(waiting):
         return f"{text}."
-    return f"{text}; {'the others' if coarse else 'they'} need more seeds."
+    return f"{text}; {'the others' if coarse or bounded else 'they'} need more seeds."
+
+
+def _is_of_windows(claim: Claim) -> bool:
+    return claim.n > 1 and claim.test[:1] in (("own",), ("common",))
 
 
 def _number(claims: list[Claim]) -> int:
