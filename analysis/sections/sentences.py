@@ -27,10 +27,12 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
         study: the study.
         most: largest number of claims named in a sentence.
     """
-    claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
+    judged = [claim for claim in judge(study) if claim.statement]
+    claims = [claim for claim in judged if claim.verdict != "not judged"]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
     compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most)
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
+    compared = compared or _say_apart(judged)
     said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
     return list(filter(None, said))
 
@@ -64,6 +66,13 @@ def _say_supported(claims: list[Claim], most: int) -> str:
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _say_apart(claims: list[Claim]) -> str:
+    """Say why series are not compared with their reference, of which one learned too little; "" if none is."""
+    apart = [claim.text for claim in claims if claim.verdict == "not judged" and claim.about[1] and not claim.about[0]]
+    more = f" {len(apart) - 1} more: appendix." if len(apart) > 1 else ""
+    return f"{apart[0]}{more}" if apart else ""
 
 
 def _say_signals(claims: list[Claim]) -> str:

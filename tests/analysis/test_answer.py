@@ -75,6 +75,12 @@ def test_a_limit_of_half_the_learning_is_not_called_five_percent(tmp_path):
     assert "never reaches half of sa's learning" in next(line for line in lines if line.startswith("echo: "))
 
 
+def test_a_reference_that_learned_nothing_is_said_to_be_why_nothing_is_compared(tmp_path):
+    nlls = {"sa": 3.3, "echo": 2.0}
+    folder = write_study(tmp_path, mechanisms=("sa", "echo"), lrs=RATES, nll=lambda name, _, __: nlls[name])
+    assert "echo is not compared with sa: sa learned too little." in ending(folder)
+
+
 def test_open_windows_ask_for_rates_and_not_for_seeds(tmp_path):
     """Both fill the sweep: no number of seeds tells which is wider, and their NLLs need seeds as before."""
     folder = write_study(
