@@ -4,6 +4,8 @@ built, so that it cannot be out of date."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -14,6 +16,7 @@ from stability.cli.settings import Row, choice_rows
 from stability.config.parse import SPECS
 
 PAGE = "reference/settings.md"
+PICTURE = Path(__file__).resolve().parents[1] / "reports" / "flagship_nll.svg"
 INTRODUCTION = """# Settings
 
 Every key of every command, with its default and its meaning, from the classes that validate them; `-h` prints the same. A key is written as
@@ -27,9 +30,16 @@ The keys are those of `stability.sweep`. `stability.train_tokenizer` has the sam
 """
 
 
+def on_config(config: Any) -> Any:
+    """Show the version at the foot of every page."""
+    config.copyright = f"Version {version('stability-lab')}"
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add the page to the documentation's files."""
+    """Add the page and the first page's picture, which lies with the reports, to the documentation's files."""
     files.append(File.generated(config, PAGE, content=page()))
+    files.append(File.generated(config, f"images/{PICTURE.name}", abs_src_path=str(PICTURE)))
     return files
 
 

@@ -389,6 +389,13 @@ def test_delete_of_a_run_takes_it_off_its_study_and_is_refused_where_several_lis
     assert not first.directory.path.exists() and shared.directory.spec_file.exists()
 
 
+@pytest.mark.parametrize("run_id", ["9e3951321204", "123456789012"])
+def test_a_run_id_that_reads_as_a_number_is_a_run_id(pool, run_id):
+    make_study(pool, count=1)
+    with pytest.raises(ValueError, match=f"^delete={run_id}: no run of that id in "):
+        status.main([f"delete={run_id}", f"runs_dir={pool}"])
+
+
 def test_nothing_is_deleted_that_a_process_works_on_or_while_another_study_is_damaged(pool):
     trials = make_study(pool, count=2)
     held = RunLock(trials[1].directory.path)

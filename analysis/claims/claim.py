@@ -45,6 +45,7 @@ class Claim:
         more_runs: further runs of `lr=edge` that would resolve it.
         level: two-sided level for the seeds needed.
         is_primary: whether it was declared before the runs, and so is not corrected.
+        common: what the common windows say, of a paper's claim on own windows.
     """
 
     subject: str
@@ -66,6 +67,7 @@ class Claim:
     more_runs: int | None = None
     level: float = LEVEL
     is_primary: bool = False
+    common: str = ""
 
 
 def verdict_words(claim: Claim) -> str:

@@ -141,16 +141,21 @@ def claims_table(study: Study) -> Table | None:
         (
             Cell(each.statement, each.paper if len(papers) > 1 else ""),
             Cell(str(each.n)),
-            Cell(each.effect or "--", each.interval),
+            Cell(
+                each.effect or "--", "; ".join(filter(None, (each.interval, each.common and f"common: {each.common}")))
+            ),
             _verdict_cell(each),
         )
         for each in judged
+    )
+    common = (
+        "Common: the widths within 5 % of the reference's best NLL. " if any(each.common for each in judged) else ""
     )
     caption = (
         f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
         "suboptimal loss: curves, a mechanism with a seed). Below the effect: interval of the paired difference that "
         "decides. A claimed difference must exclude 0, a claimed equality lie within the margin. "
-        f"{correction_note(judge(study))}{_describe_runs(study)}"
+        f"{common}{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
     align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")

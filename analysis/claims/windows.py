@@ -150,8 +150,9 @@ def window_claim(
     if equal is not None:
         claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
         notes.insert(0, note)
-    notes += [common_line(study, pair, names, column)] if is_with_common else []
-    return word_with_notes(claim, notes)
+    common = common_line(study, pair, names, column) if is_with_common else ""
+    said = common.partition(": ")[2].removesuffix(".")
+    return word_with_notes(replace(claim, common=said), [*notes, common])
 
 
 def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) -> tuple[Claim, str]:

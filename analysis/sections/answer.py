@@ -27,6 +27,7 @@ from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, HAS_RESULT, Study
+from analysis.study.reference import references
 from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, power
 
@@ -119,8 +120,7 @@ def title(study: Study) -> str:
         return f"{question}? No mechanism learned anything at the rates swept"
     found = common if set(trained) <= common.keys() else windows(study)
     limit = f"within 5 % of {study.reference}’s best NLL" if found is common else "within 5 % of the best NLL"
-    capped = any(each.is_capped for name in trained if (each := found[name].median) is not None)
-    limit += " and half of the learning" if capped else ""
+    limit += " and half of the learning" if _keeps_half(study, trained, is_common=found is common) else ""
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
     reached = {name: each for name, each in uppers.items() if not each.is_empty}
     never = [name for name in trained if name not in reached]
@@ -139,6 +139,19 @@ def title(study: Study) -> str:
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
     parts = [f"{_list_or_count(names)} to {place}" for (_, place), names in groups.items()]
     return f"{question} {limit}? {join_words(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
+
+
+def _keeps_half(study: Study, series: Sequence[str], *, is_common: bool) -> bool:
+    """Return whether half of the learning, not 5 %, limits a window of these series; common ones have the reference's.
+
+    Args:
+        study: the study.
+        series: names of the series.
+        is_common: whether the common windows are meant, not each one's own.
+    """
+    own, pairs = windows(study), references(study)
+    named = [own[pairs.get(name, name) if is_common else name].median for name in series]
+    return any(each is not None and each.is_capped for each in named)
 
 
 def _list_or_count(names: Sequence[str]) -> str:
@@ -196,7 +209,9 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     others = len(study.series) - len(names)
     more = f"{others} further series: appendix." if others else ""
     rows = [rows_of(study, names)]
-    return _table(f"Best learning rates{unit}", rows, f"NLL: {wording.words(study).nll}.", study.reference, more)
+    half = _keeps_half(study, names, is_common=False) or _keeps_half(study, names, is_common=True)
+    told = f"NLL: {wording.words(study).nll}."
+    return _table(f"Best learning rates{unit}", rows, told, study.reference, more, keeps_half=half)
 
 
 def comparison_table(studies: Sequence[Study]) -> Table:
@@ -207,10 +222,11 @@ def comparison_table(studies: Sequence[Study]) -> Table:
         unit = ": rates times each optimizer's own" if study.is_in_multiples else ""
         first = [Cell(names[0], f"{study.name}{unit}"), *(Cell(name) for name in names[1:])]
         found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
-    references = {study.reference for study in studies}
-    reference = references.pop() if len(references) == 1 else "the reference"
+    names = {study.reference for study in studies}
+    reference = names.pop() if len(names) == 1 else "the reference"
     told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
-    return _table("The studies side by side", found, told, reference, "")
+    half = any(_keeps_half(each, best_series(each), is_common=common) for each in studies for common in (False, True))
+    return _table("The studies side by side", found, told, reference, "", keeps_half=half)
 
 
 def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -238,7 +254,15 @@ FAILURE_TOLD = (
 SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
 
 
-def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, reference: str, more: str) -> Table:
+def _table(
+    title: str,
+    groups: Sequence[list[tuple[Cell, ...]]],
+    told: str,
+    reference: str,
+    more: str,
+    *,
+    keeps_half: bool,
+) -> Table:
     """Return a table of rows as in `rows_of`, without columns that have no value.
 
     Args:
@@ -247,6 +271,7 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
         told: first sentences of the caption.
         reference: name of the reference mechanism.
         more: last sentences of the caption.
+        keeps_half: whether half of the learning limits a window.
     """
     common = f"within 5 % of {reference}"
     header = ("mechanism", "best LR", "NLL", OWN, common, FAILURE, RATIO, STEP)
@@ -254,9 +279,10 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
     names = [header[place] for place in kept]
     beside = f", and of {reference}'s" if common in names else ""
+    half = ", keeping half of the learning" if keeps_half else ""
     windows_told = (
-        f"Windows: rates within 5 % of each mechanism's best NLL{beside}, on the medians over seeds, with the width in "
-        "decades; differences named elsewhere are means over seeds, each with its own window."
+        f"Windows: rates within 5 % of each mechanism's best NLL{beside}{half}, on the medians over seeds, with the "
+        "width in decades; differences named elsewhere are means over seeds, each with its own window."
     )
     parts = [
         told,
@@ -273,7 +299,8 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
         tuple(names),
         tuple(tuple(row[place] for place in kept) for row in rows),
         widths=tuple(WIDTHS[place] for place in kept),
-        brief=f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the decades."
+        brief=f"Windows{' (decades)' * keeps_half}: rates within 5 % of each mechanism's best NLL{beside}"
+        f"{half or '; in parentheses the decades'}."
         if OWN in names
         else told,
     )
@@ -375,7 +402,7 @@ def _upper(found: Window) -> str:
     if found.high.lr == found.best_lr:
         return ""
     if found.high.kind == "interpolated":
-        return f"up to {power(found.high.lr)} costs < 5 %"
+        return f"up to {power(found.high.lr)} {'keeps half of the learning' if found.is_capped else 'costs < 5 %'}"
     if found.high.kind == "diverged":
         return f"up to {lr_text(found.high.lr)} costs < 5 %"
     why = "the largest swept" if found.high.kind == "open" else "the last with a result"
@@ -387,7 +414,9 @@ def _common_upper(study: Study, series: str, found: Window) -> str:
     beside = common_windows(study).get(series)
     if beside is None or beside.median is None:
         return ""
+    half = f"half of {study.reference}'s learning" if _keeps_half(study, [series], is_common=True) else ""
     if beside.median.is_empty:
-        return f"never within 5 % of {study.reference}'s best"
+        return f"never reaches {half}" if half else f"never within 5 % of {study.reference}'s best"
     own, common = power(found.high.lr), power(beside.median.high.lr)
-    return "" if own == common else f"within 5 % of {study.reference}'s best up to {common}"
+    place = f"reaches {half}" if half else f"within 5 % of {study.reference}'s best"
+    return "" if own == common else f"{place} up to {common}"

@@ -27,10 +27,12 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
         study: the study.
         most: largest number of claims named in a sentence.
     """
-    claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
+    judged = [claim for claim in judge(study) if claim.statement]
+    claims = [claim for claim in judged if claim.verdict != "not judged"]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
     compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most)
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
+    compared = compared or _say_apart(judged)
     said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
     return list(filter(None, said))
 
@@ -64,6 +66,13 @@ def _say_supported(claims: list[Claim], most: int) -> str:
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _say_apart(claims: list[Claim]) -> str:
+    """Say why series are not compared with their reference, of which one learned too little; "" if none is."""
+    apart = [claim.text for claim in claims if claim.verdict == "not judged" and claim.about[1] and not claim.about[0]]
+    more = f" {len(apart) - 1} more: appendix." if len(apart) > 1 else ""
+    return f"{apart[0]}{more}" if apart else ""
 
 
 def _say_signals(claims: list[Claim]) -> str:
@@ -109,11 +118,21 @@ def _say_undecided(claims: list[Claim]) -> str:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f", about {max(known)} more runs" if known else ""
         text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
+    # exact widths have differences by seed; without them no number of seeds decides
+    bounded = [
+        each for each in waiting if each.verdict == "undecided" and _is_of_windows(each) and not each.differences
+    ]
+    if bounded:
+        text += f"; for {_number(bounded)} a window is open or ends at a divergence (other rates are needed)"
     indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
     text += f"; {indicated} {'is' if indicated == 1 else 'are'} indicated by two seeds alone" if indicated else ""
-    if len(coarse) == len(waiting):
+    if len(coarse) + len(bounded) == len(waiting):
         return f"{text}."
-    return f"{text}; {'the others' if coarse else 'they'} need more seeds."
+    return f"{text}; {'the others' if coarse or bounded else 'they'} need more seeds."
+
+
+def _is_of_windows(claim: Claim) -> bool:
+    return claim.n > 1 and claim.test[:1] in (("own",), ("common",))
 
 
 def _number(claims: list[Claim]) -> int:

@@ -210,7 +210,7 @@ class StatusSpec(Settings):
         default=None,
         description="unlisted: remove the runs that no study lists, and half-written files of dead processes",
     )
-    delete: str | None = Field(
+    delete: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
         description="a study's name: remove it and the runs that no other study lists; or a run's id: remove that run",

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from analysis.report import ending
-from analysis.sections.answer import MOST_LINES, recommendation
+from analysis.sections.answer import MOST_LINES, recommendation, title
 from analysis.study.load import load
 
 from .synthetic import UNIGRAM, write_study
@@ -53,6 +53,41 @@ def test_a_mechanism_that_learned_nothing_has_no_window(tmp_path):
     whole = ["1.0e-3–1.0e0", "(≥", "3.00)"]
     assert rows["sa"] == ["1e-3", "2.000", *whole, *whole, "none"]
     assert rows["sc"] == ["--", "3.210", "learned", "nothing", "--", "--"]
+
+
+def test_a_limit_of_half_the_learning_is_not_called_five_percent(tmp_path):
+    """Token frequencies 3.2: 5 % of 3.0 is 0.15, half of the learning 0.1 nats, the limit of the common windows, too."""
+    nlls = {"sa": (3.05, 3.0, 3.05, 3.15), "echo": (3.12, 3.11, 3.12, 3.15)}
+    folder = write_study(
+        tmp_path, mechanisms=("sa", "echo"), lrs=RATES, nll=lambda name, lr, _: nlls[name][RATES.index(lr)]
+    )
+    study, lines = load(folder), ending(folder).splitlines()
+    assert title(study).endswith(
+        "within 5 % of sa’s best NLL and half of the learning? sa to between 1e-1 and 1e0; echo never"
+    )
+    assert (
+        "(decades): rates within 5 % of each mechanism's best NLL, and of sa's, keeping half of the learning."
+        in "\n".join(lines)
+    )
+    assert next(line for line in lines if line.startswith("sa: ")).startswith(
+        "sa: take 1e-2; up to 3.2e-1 keeps half of the learning;"
+    )
+    assert "never reaches half of sa's learning" in next(line for line in lines if line.startswith("echo: "))
+
+
+def test_a_reference_that_learned_nothing_is_said_to_be_why_nothing_is_compared(tmp_path):
+    nlls = {"sa": 3.3, "echo": 2.0}
+    folder = write_study(tmp_path, mechanisms=("sa", "echo"), lrs=RATES, nll=lambda name, _, __: nlls[name])
+    assert "echo is not compared with sa: sa learned too little." in ending(folder)
+
+
+def test_open_windows_ask_for_rates_and_not_for_seeds(tmp_path):
+    """Both fill the sweep: no number of seeds tells which is wider, and their NLLs need seeds as before."""
+    folder = write_study(
+        tmp_path, mechanisms=("sa", "echo"), seeds=3, lrs=RATES, nll=lambda _, lr, seed: 2.0 + 0.01 * lr + 0.001 * seed
+    )
+    said = " ".join(ending(folder).split())
+    assert "for 2 a window is open or ends at a divergence (other rates are needed); the others need more seeds" in said
 
 
 def test_one_rate_of_one_seed_is_said_to_be_that(tmp_path):

@@ -418,7 +418,10 @@ def test_the_table_of_claims_has_a_row_a_statement(tmp_path):
         "Not resolved by this grid",
     ]
     assert row[3].detail == "lr=edge needs about 27 more runs"
-    assert row[2].detail.startswith("95 %: ") and row[2].detail.endswith(" decades")
+    interval, _, common = row[2].detail.partition("; ")
+    assert interval.startswith("95 %: ") and interval.endswith(" decades")
+    assert common == "common: sc 1.98, sa 1.00 decades, not resolved by this grid"
+    assert "Common: the widths within 5 % of the reference's best NLL." in table.caption
     assert "mlm on docstrings with adamw" in table.caption and "Holm's correction over the" in table.caption
     assert claims_table(load(write_study(tmp_path / "x", mechanisms=("fox",), lrs=(1e-3,)))) is None, "of no paper"
 
