@@ -24,7 +24,7 @@ from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections import transfer
 from analysis.sections.choice import choose
 from analysis.sections.nll import nll_detail, nll_text
-from analysis.sections.sentences import sentences
+from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, HAS_RESULT, Study
 from analysis.study.reference import references
@@ -64,6 +64,8 @@ def answer(study: Study) -> str:
         if wrapped and len(wrapped[0]) <= room:
             break
     for part in wrapped:
+        if len(part) > room and part[0].startswith(UNDECIDED):
+            part = textwrap.wrap(f"{' '.join(part).partition(';')[0].rstrip('.')}.", LINE)  # the number alone
         if len(part) > room:
             break
         lines, room = lines + part, room - len(part)

@@ -16,6 +16,7 @@ from analysis.study.load import Study
 from analysis.words import join_words, plural, power
 
 NAMED = 4  # claims in a sentence
+UNDECIDED = "Undecided"  # begins the sentence that counts the open comparisons
 
 
 def sentences(study: Study, most: int = NAMED) -> list[str]:
@@ -113,7 +114,7 @@ def _say_undecided(claims: list[Claim]) -> str:
     if not waiting:
         return ""
     coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
-    text = f"Undecided: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
+    text = f"{UNDECIDED}: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
     if coarse:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f", about {max(known)} more runs" if known else ""
