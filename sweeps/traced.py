@@ -146,18 +146,19 @@ class EmulatedAutocast(TorchFunctionMode):
             self._casts = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, dtype, name = kwargs or {}, autocast_dtype("meta"), getattr(func, "__name__", "")
-        name = name.strip("_") if name.startswith("__") else name  # __matmul__
-        policy = None if dtype is None else POLICIES.get(name)
-        if dtype is not None and func is nn.functional.normalize:  # torch's own code would run without this mode
+        kwargs, narrow, name = kwargs or {}, autocast_dtype("meta"), getattr(func, "__name__", "")
+        if narrow is None:
+            return func(*args, **kwargs)
+        policy = POLICIES.get(name.strip("_") if name.startswith("__") else name)  # __matmul__
+        if func is nn.functional.normalize:  # torch's own code would run without this mode
             with self:
                 return _normalize(*args, **kwargs)
         if policy == "summed" and any(map(_is_cast, args[:1])) and not _names_dtype(args, kwargs):
             kwargs = {**kwargs, "dtype": torch.float32}
         if policy is None or policy == "summed":
             return func(*args, **kwargs)
-        if policy == "wide" or policy == "widest" and any(map(_is_float32, tree_leaves((args, kwargs)))):
-            dtype = torch.float32
+        is_wide = policy == "wide" or policy == "widest" and any(map(_is_float32, tree_leaves((args, kwargs))))
+        dtype = torch.float32 if is_wide else narrow
         args, kwargs = tree_map_only(Tensor, lambda tensor: self._cast(tensor, dtype), (args, kwargs))
         return func(*args, **kwargs)
 
