@@ -49,6 +49,11 @@ def connectivity_claims(probes: Mapping[str, Frame]) -> list[Claim]:
     return [claim for claim in made if claim.n]
 
 
+def confirms_theorem(claim: Claim) -> bool:
+    """Return whether a claim on a bound holds."""
+    return claim.verdict == "holds" and claim.finding.startswith(WITHIN)
+
+
 def _judge_bounds(subject: str, statement: str, name: str, rows: Frame, columns: tuple[str, str, str]) -> Claim:
     """Return the claim that each value lies within its bounds, up to `ROUNDING`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from analysis.claims import signals
+from analysis.claims import layers, signals
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
@@ -29,7 +29,8 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
         most: largest number of claims named in a sentence.
     """
     judged = [claim for claim in judge(study) if claim.statement]
-    claims = [claim for claim in judged if claim.verdict != "not judged"]
+    # a theorem that holds is no finding
+    claims = [claim for claim in judged if claim.verdict != "not judged" and not layers.confirms_theorem(claim)]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
     compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most)
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])

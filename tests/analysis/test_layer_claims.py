@@ -7,6 +7,7 @@ import pytest
 
 from analysis.claims.judging import claims_table, judge
 from analysis.claims.layers import connectivity_claims
+from analysis.sections import sentences
 from analysis.sections.connectivity_figures import bounds_sentence
 from analysis.study.load import load
 from stability.runs import results
@@ -50,6 +51,16 @@ def test_learned_graphs_are_counted_by_head_and_softmax_is_none():
     (claim,) = connectivity_claims({"spectra": pd.DataFrame([*heads, row])})
     assert (claim.verdict, claim.n) == ("contradicted", 3)
     assert claim.text.startswith("Not supported (n = 3): λ_1 lies within the paper's bounds for 2 of 3 learned graphs.")
+
+
+@pytest.mark.parametrize(("high", "is_said"), [(2.0, False), (0.5, True)])
+def test_the_first_page_says_nothing_of_a_theorem_unless_it_is_refuted(quickstart, monkeypatch, high, is_said):
+    bounds = connectivity_claims({"connectivity": graphs(0.5, high)})
+    before = sentences.sentences(quickstart)
+    judged = judge(quickstart)
+    monkeypatch.setattr(sentences, "judge", lambda study: [*judged, *bounds])
+    assert any("λ_1" in each for each in sentences.sentences(quickstart)) == is_said
+    assert is_said or sentences.sentences(quickstart) == before
 
 
 def conditioned(tmp_path, slope, *, seeds=3):
