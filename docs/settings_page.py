@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -16,7 +15,6 @@ from stability.cli.settings import Row, choice_rows
 from stability.config.parse import SPECS
 
 PAGE = "reference/settings.md"
-PICTURE = Path(__file__).resolve().parents[1] / "reports" / "flagship_nll.svg"
 INTRODUCTION = """# Settings
 
 Every key of every command, with its default and its meaning, from the classes that validate them; `-h` prints the same. A key is written as
@@ -37,9 +35,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the page and the first page's picture, which lies with the reports, to the documentation's files."""
+    """Add the page to the documentation's files."""
     files.append(File.generated(config, PAGE, content=page()))
-    files.append(File.generated(config, f"images/{PICTURE.name}", abs_src_path=str(PICTURE)))
     return files
 
 

@@ -123,9 +123,9 @@ def test_no_line_of_code_on_a_page_is_wider_than_its_box(page):
 def test_the_landing_page_installs_shows_a_picture_and_leads_on():
     page, site = PAGES["docs/index.md"], (ROOT / "mkdocs.yml").read_text()
     code = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    assert code and code[0].startswith("make sweep") and "python -m stability.sweep data=text" in code[0]
-    pictures = re.findall(r"!\[[^]]+\]\(images/(\S+)\)", page)
-    assert pictures and all((ROOT / "reports" / name).exists() for name in pictures)
+    assert code and "\nmake sweep\n" in code[0] and "python -m stability.sweep" in code[0]
+    pictures = re.findall(r"!\[[^]]+\]\((images/\S+)\)", page)
+    assert pictures and all((ROOT / "docs" / name).exists() for name in pictures)
     assert "navigation.footer" in site, "previous and next page"
 
 
