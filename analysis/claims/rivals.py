@@ -25,7 +25,7 @@ from analysis.claims.pairs import (
     find_measures,
     pairs_of,
 )
-from analysis.claims.streams import mixing_claims
+from analysis.claims.streams import depth_claims, mixing_claims
 from analysis.numbers.comparison import decide
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
@@ -109,6 +109,7 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
     for _, group in alike(base, "residual"):
         schemes = {str(name): str(series) for name, series in zip(group["residual"], group["series"], strict=True)}
         yield from (replace(claim, paper=MHC_LITE) for claim in _judge_schemes(study, schemes, found))
+    yield from (replace(claim, paper=MHC_LITE) for claim in depth_claims(study))
 
 
 def _judge_schemes(study: Study, schemes: Mapping[str, str], found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
