@@ -81,7 +81,8 @@ def reduce_by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
 NEGLIGIBLE_SHARE = 1e-3  # of positions; the paper's word is "non-negligible", its number is not in the text at hand
 OUTLIER_LOG_RANGE = 30.0  # the authors' threshold
-DEEPER = "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)"
+DEEPER_RANGE = "mHC's relative range is larger in deeper models (4.3, Figure 4: 6 against 24 layers)"
+DEEPER_COLUMNS = "mHC's composed column sums are further off 1 in deeper models (4.3, Figure 3: 6 against 24 layers)"
 EXACTLY = "mHC-lite's mixing matrices and their products are exactly doubly stochastic"
 
 
@@ -245,16 +246,18 @@ def depth_claims(study: Study) -> Iterator[Claim]:
                 f"Not judged: whether {name}'s range and column sums are worse in deeper models; {had}. The same study "
                 "with model.layers=[6,24], probed with what=streams, would judge it."
             )
-            yield Claim(f"depth {name}", "not judged", text, DEEPER)
+            yield Claim(f"depth {name}", "not judged", text, DEEPER_COLUMNS)
             continue
         ends = [own[own["series"] == connections.index[int(at)]] for at in (connections.argmin(), connections.argmax())]
         depths = " to ".join(f"{count:.0f}" for count in (connections.min(), connections.max()))
         at = f"from {depths} connections"
-        ranges = _differences([_middle_range(each) for each in ends])
-        yield _judge_depth(f"depth range {name}", ranges, f"{name}'s median ln(1/ν) differs by {{}} {at}", "")
-        columns = _differences([np.log10(reduce_by_run(each, "product", "column_sum", "error")) for each in ends])
+        finding = f"{name}'s median ln(1/ν) changes by {{}} {at}"
+        claim = Claim(f"depth range {name}", "not judged", statement=DEEPER_RANGE, finding=finding)
+        yield _judge_depth(claim, [_middle_range(each) for each in ends], "")
         finding = f"the largest error of {name}'s column sums through all depth changes by {{}} {at}"
-        yield _judge_depth(f"depth columns {name}", columns, finding, "decades")
+        claim = Claim(f"depth columns {name}", "not judged", statement=DEEPER_COLUMNS, finding=finding)
+        errors = [np.log10(reduce_by_run(each, "product", "column_sum", "error")) for each in ends]
+        yield _judge_depth(claim, errors, "decades")
 
 
 def _without_layers(series: str) -> str:
@@ -268,16 +271,12 @@ def _middle_range(rows: Frame) -> Column:
     return rows[of_all & np.isclose(rows["quantile"], 0.5)].groupby(RUN)["value"].first()
 
 
-def _differences(ends: Sequence[Column]) -> tuple[float, ...]:
-    """Return by seed the mean difference, deep minus shallow, over the rates that both have."""
+def _judge_depth(claim: Claim, ends: Sequence[Column], unit: str) -> Claim:
+    """Judge one quantity by each seed's mean difference, deep minus shallow, over the rates that both have."""
     shallow, deep = (each.groupby(level=["run_lr", "seed"]).first() for each in ends)
-    return tuple((deep - shallow).dropna().groupby(level="seed").mean())
-
-
-def _judge_depth(subject: str, differences: tuple[float, ...], finding: str, unit: str) -> Claim:
-    """Judge one quantity by its paired differences, deep minus shallow, per seed."""
+    differences = tuple((deep - shallow).dropna().groupby(level="seed").mean())
     if not differences:
-        return Claim(subject, "not judged", "Not judged: no seed finished at one rate in both depths.", DEEPER)
+        return replace(claim, text="Not judged: at no rate did a seed finish in both depths.", finding="")
     size = f"{signed(float(np.mean(differences)), 2)} {unit}".rstrip()
-    claim = Claim(subject, "no claim", statement=DEEPER, effect=size, difference=size, test=(subject,))
-    return judge_mean(replace(claim, finding=finding.format(size)), differences, 1, unit)
+    named = replace(claim, effect=size, difference=size, test=(claim.subject,), finding=claim.finding.format(size))
+    return judge_mean(named, differences, 1, unit)

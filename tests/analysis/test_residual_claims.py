@@ -226,7 +226,9 @@ def test_deeper_models_are_compared_seed_by_seed(tmp_path):
     )
     ranges, columns = found["depth range sa mhc"], found["depth columns sa mhc"]
     assert (ranges.verdict, ranges.n, ranges.effect) == ("holds", 3, "+2.00")
-    assert "differs by +2.00 from 2 to 8 connections" in ranges.text and "6 against 24 layers" in ranges.statement
+    assert "changes by +2.00 from 2 to 8 connections (95 %: +1.75 to +2.25)" in ranges.text
+    assert "relative range" in ranges.statement and "column sums" in columns.statement
+    assert found["best NLL sa mhc_lite layers=4"].statement.startswith("layers=4: mHC-lite's loss")
     assert (columns.verdict, columns.n, columns.effect) == ("undecided", 3, "+0.23 decades")
     nearer = claims_of(
         probed_depths(tmp_path / "less", {1: (5.0, 6.0, 9.0), 4: (4.0, 4.9, 8.1)}, {1: (0.1,) * 3, 4: (0.2,) * 3})
