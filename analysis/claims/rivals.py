@@ -166,7 +166,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             verdict,
             statement=statement,
             n=n,
-            effect=signed(float(np.median(differences)), decimals) if pairs else "",
+            effect=signed(size, decimals) if pairs else "",
             interval=interval_text((low, high), n, unit, decimals),
             paper=paper,
             finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"

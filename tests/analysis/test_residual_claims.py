@@ -302,6 +302,7 @@ def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp
         ([0.001, -0.001, 0.002], "holds"),
         ([0.02, 0.021, 0.022], "contradicted"),
         ([0.0, -0.05, 0.05], "undecided"),
+        ([0.0, -0.03, 0.06], "undecided"),
         ([-0.02, -0.021, -0.022], "holds"),
         ([0.002, 0.0025, 0.003], "holds"),  # certainly higher, and certainly within the margin of 0.01 nats
         ([0.007, 0.01, 0.013], "undecided"),  # certainly higher, by more than the margin or by less
@@ -312,6 +313,8 @@ def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp
             (claim.verdict, claim.n) == (verdict, 3)
             and "on par with mHC's or lower" in claim.statement
             and claim.interval
+            and float(claim.effect.replace("−", "-"))
+            == pytest.approx(np.mean(shift), abs=6e-4)  # the interval is that of the mean
         )
 
 
