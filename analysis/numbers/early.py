@@ -141,7 +141,8 @@ def early_runs(study: Study) -> Frame:
     """
     columns = ["run_id", "series", "mechanism", "seed", "lr", "status", "reason", "num_steps", "planned_steps"]
     frame = study.runs[columns].assign(study=study.name).set_index("run_id", drop=False)
-    frame["stratum"] = _strata(study)
+    varying = [axis for axis in STRATUM if study.runs[axis].nunique() > 1]
+    frame["stratum"] = [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
     frame["group"] = study.name + "|" + frame["series"]
     frame["curve"] = frame["group"] + "|" + frame["seed"].map("{:g}".format)
     frame = frame.join(_read_measurements(study)).join(_spectra(study))
@@ -153,11 +154,6 @@ def early_runs(study: Study) -> Frame:
     frame["unstable"] = frame["status"] != STABLE
     frame["fate"] = _fates(frame)
     return frame.reset_index(drop=True)
-
-
-def _strata(study: Study) -> list[str]:
-    varying = [axis for axis in STRATUM if study.runs[axis].nunique() > 1]
-    return [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
 
 
 def _read_measurements(study: Study) -> Frame:

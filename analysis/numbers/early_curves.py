@@ -51,7 +51,8 @@ def early_curves(study: Study) -> Frame:
     """
     runs, found, edges = early_runs(study), windows(study), _edges_found(study)
     # Predictors use common rates only: the further rates tried by `lr=edge` depend on the others' outcomes.
-    common = _common_rates(runs)
+    by_series = [set(rates) for _, rates in runs.groupby("series")["lr"]]
+    common = set.intersection(*by_series) or set(runs["lr"])
     rows = []
     for (series, seed), own in runs.groupby(["series", "seed"], sort=False):
         window = found[series].by_seed.get(int(seed))
@@ -67,12 +68,6 @@ def early_curves(study: Study) -> Frame:
             | _predictors(own[own["lr"].isin(common)])
         )
     return pd.DataFrame(rows)
-
-
-def _common_rates(runs: Frame) -> set[float]:
-    """Return the rates tried by every series, or all rates if none is common."""
-    by_series = [set(rates) for _, rates in runs.groupby("series")["lr"]]
-    return set.intersection(*by_series) or set(runs["lr"])
 
 
 def _edges_found(study: Study) -> dict[str, tuple[float, str]]:
@@ -107,19 +102,12 @@ def _predictors(own: Frame) -> dict[str, float]:
     found = {name: math.nan if first is None else float(first[name]) for name in at_first}
     for name, limit in (("alpha_cross", "alpha_max"), ("critical_cross", "critical_lr")):
         found[name], found[f"{name}_is_bound"] = crossing(measured["lr"], measured[limit])
-    found["unbroken"] = _largest_unbroken(own)
-    found["loss_best"] = float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan
-    return found
-
-
-def _largest_unbroken(own: Frame) -> float:
-    """Return the largest rate not broken by the horizon, or the smallest if all broke.
-
-    This is the training's own prediction, without any measurement.
-    """
+    # the training's own prediction, without any measurement
     known = own[own["fate"] != NO_RESULT]
     whole = known.loc[~known["fate"].isin((BEFORE, DURING)), "lr"]
-    return float(whole.max() if len(whole) else known["lr"].min())
+    found["unbroken"] = float(whole.max() if len(whole) else known["lr"].min())
+    found["loss_best"] = float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan
+    return found
 
 
 class Crossing(NamedTuple):

@@ -119,7 +119,7 @@ def figures(study: Study) -> Figures:
     drawn = {}
     for index, group in enumerate(groups(study)):
         if (together := optimizer_figure(study, group)) is not None:
-            drawn[continuation_name(NAME, index)] = Captioned(together, optimizer_figure_caption(study))
+            drawn[continuation_name(NAME, index)] = Captioned(together, CAPTION.format(rate=_axis(study)))
         if (apart := apart_figure(study, group)) is not None:
             plain = find_plain(numbers_of(study, group)).name
             caption = APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
@@ -142,11 +142,6 @@ CAPTION = (
     "rate. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed diverged, "
     "with their count; star: the best rate."
 )
-
-
-def optimizer_figure_caption(study: Study) -> str:
-    """Return the figure's caption with the divisor of the rates."""
-    return CAPTION.format(rate=_axis(study))
 
 
 def _axis(study: Study) -> str:

@@ -30,6 +30,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     commit = _value_text(known.get("commit"))
     versions = [f"{name} {version}" for name, version in _mapping(known.get("versions")).items()]
     started = _value_text(known.get("started_at")).replace("T", " ")
+    earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
+    num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
     pairs = [
         ("Command", without_folders(_value_text(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
@@ -41,7 +43,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         ("Started", f"{started}, launcher: {_value_text(study.study.get('launcher'))}"),
         ("Training time", f"{duration(float(study.runs['wall_s'].sum()))}, the sum of the runs’ own clocks"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in shown_states(study.runs).value_counts().items())),
-        *_earlier(study),
+        *([("Of earlier commands", plural(num, "run"))] if num else []),
     ]
     return pieces.heading("What was run") + pieces.facts(pairs)
 
@@ -81,13 +83,6 @@ def _trained_by_in_brief(study: Study) -> str:
         return f"its runs by {text}" if text else ""
     commits, processors = ({each[key] for each in found} for key in ("commit", "cpu"))
     return f"its runs by {plural(len(commits), 'commit')} on {plural(len(processors), 'processor')} (“What was run”)"
-
-
-def _earlier(study: Study) -> list[tuple[str, str]]:
-    """Return a row with the number of runs of earlier commands; no row if all are the last command's."""
-    earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
-    num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
-    return [("Of earlier commands", plural(num, "run"))] if num else []
 
 
 def _value_text(value: Any) -> str:

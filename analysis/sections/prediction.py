@@ -229,11 +229,6 @@ def figures_of(found: Evidence) -> dict[str, Captioned]:
     return drawn
 
 
-def reading(found: Evidence) -> list[str]:
-    """Return the sentences: conclusion, the best baselines' scores, and each claim."""
-    return [_opening(found), *(claim.text for claim in found.claims())]
-
-
 def _opening(found: Evidence) -> str:
     best = [
         said.best_of_baselines(scored, f"which runs {EVENTS[event]}", "AUC") for event, scored in found.of_runs.items()
@@ -254,7 +249,7 @@ def figures(study: Study) -> Figures:
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     found = evidence(study)
-    return [*tables_of(found), *reading(found)]
+    return [*tables_of(found), _opening(found), *(claim.text for claim in found.claims())]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

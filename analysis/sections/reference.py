@@ -25,7 +25,9 @@ def reference_table(study: Study) -> Table | None:
     """Return a row for each series: its differences from the reference, with interval and verdict; or None."""
     claims, plains = judge(study), references(study)
     found = against_reference(claims)
-    columns = _columns(found)
+    names = list(dict.fromkeys(name for quantities in found.values() for name in quantities if name))
+    bests = [name for name in names if name.startswith(BEST)]
+    columns = [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, COST) if name in names]
     if not columns:
         return None
     rows = tuple(_row(series, plains[series], quantities, columns) for series, quantities in found.items())
@@ -37,13 +39,6 @@ def reference_table(study: Study) -> Table | None:
     )
     widths = ("1.1fr", *("1fr",) * len(columns))
     return Table("Each mechanism against the reference", caption, ("mechanism", *columns), rows, (), (), widths)
-
-
-def _columns(found: dict[str, dict[str, Claim]]) -> list[str]:
-    """Return the quantities of any series, in one order."""
-    names = list(dict.fromkeys(name for quantities in found.values() for name in quantities if name))
-    bests = [name for name in names if name.startswith(BEST)]
-    return [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, COST) if name in names]
 
 
 def _row(series: str, plain: str, quantities: dict[str, Claim], columns: list[str]) -> tuple[Cell, ...]:

@@ -15,7 +15,7 @@ from analysis.numbers.logit_growth import LATE_ROWS
 from analysis.numbers.routing import LOAD, LOG, read_routing
 from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study.load import Column, Frame, Study
+from analysis.study.load import Column, Study
 from analysis.words import lr_text, plural
 
 TITLE, NAME = "Does routing collapse before the loss does?", "routing"
@@ -90,7 +90,9 @@ def _draw(study: Study) -> Figure:
         for series in names:
             look, window = styles[series], windows(study)[series].median
             own = runs[runs["series"] == series]
-            _draw_line(ax, own, column, look)
+            line = own.groupby("lr")[column].median().dropna()
+            ax.plot(line.index, line.to_numpy(), color=look.color, linestyle=look.dashes, linewidth=1.2)
+            dots(ax, own["lr"], own[column], look.marker, look.color, 3)
             if window is not None and not window.open_high:
                 ax.axvline(window.high.lr, color=look.color, linewidth=0.9, linestyle=":")
         lr_axis(ax, runs["lr"], most=4)
@@ -98,12 +100,6 @@ def _draw(study: Study) -> Figure:
         ax.set_xlabel("learning rate")
     mechanism_legend(figure, {name: styles[name] for name in names})
     return figure
-
-
-def _draw_line(ax, runs: Frame, column: str, look) -> None:
-    line = runs.groupby("lr")[column].median().dropna()
-    ax.plot(line.index, line.to_numpy(), color=look.color, linestyle=look.dashes, linewidth=1.2)
-    dots(ax, runs["lr"], runs[column], look.marker, look.color, 3)
 
 
 def tables(study: Study) -> list[Table | str]:

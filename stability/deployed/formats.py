@@ -60,7 +60,8 @@ def _encode_one(
 ) -> tuple[str, dict[str, Tensor]]:
     """Return a tensor's kind, and its parts by the suffix of their names."""
     if owner is not None and choices.format == "ternary":
-        signs, scale = split_ternary(tensor)
+        scale = BitLinear.scale_of(tensor)
+        signs = (tensor / scale).round().clamp(-1, 1).to(torch.int8)  # signs * scale equals `BitLinear.ternary`
         return choices.pack, {"": pack_signs(signs, choices.pack), SCALE: scale}
     if choices.format == "int8" and (owner is not None or (is_table and tensor.ndim == 2)):
         rounded = round_matrix(tensor, 8)
@@ -69,12 +70,6 @@ def _encode_one(
         return _name_dtype(tensor), {"": tensor}
     part = tensor.to(PLAIN[choices.format if choices.format in PLAIN else choices.rest])
     return _name_dtype(part), {"": part}
-
-
-def split_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the signs (int8) and γ of `stability.linears.bitnet.BitLinear.ternary`: their product equals it."""
-    gamma = BitLinear.scale_of(weight)
-    return (weight / gamma).round().clamp(-1, 1).to(torch.int8), gamma
 
 
 def decode(stored: Mapping[str, Tensor], layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:

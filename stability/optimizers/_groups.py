@@ -256,20 +256,13 @@ def group_parameters(
     of_kind, rows = kinds(model), splits(model)
     wanted, groups = list(of_kind if names is None else names), []
     for kind in (MATRICES, REST):
-        for each in _wrap_as_groups(
-            parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])
-        ):
+        listed: list[Any] = list(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind]))
+        for each in listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]:
             own: dict[str, Any] = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
             if kind == MATRICES:
                 own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
             groups.append(each | own)
     return groups
-
-
-def _wrap_as_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return parameters as groups; an empty list for no parameters."""
-    listed: list[Any] = list(parameters)
-    return listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]
 
 
 def parameter_groups(

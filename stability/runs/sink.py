@@ -138,7 +138,8 @@ class Guarded:
         while self._try_call(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
             failed = found[-1]
             if self._try_call(self._begin_again, failed):
-                self._note(BEGUN_ANEW)
+                file = failure_file(self._run.directory, self._name)
+                write_atomically(file, f"{file.read_text().strip()} ({BEGUN_ANEW})\n".encode())
                 return failed
         return None
 
@@ -167,11 +168,6 @@ class Guarded:
             print_text(f"{self._run.run_id}: {sink.title} failed, the run goes on ({message})", flush=True)
             write_atomically(failure_file(self._run.directory, self._name), f"{message}\n".encode())
             return False
-
-    def _note(self, what: str) -> None:
-        """Add a note to the failure file."""
-        file = failure_file(self._run.directory, self._name)
-        write_atomically(file, f"{file.read_text().strip()} ({what})\n".encode())
 
 
 def failure_file(directory: RunDirectory, name: str) -> Path:

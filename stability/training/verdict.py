@@ -56,7 +56,9 @@ class SpikeWatch:
         self._follow_noise(loss, rate)
         self.smoothed = loss if self.smoothed is None else (1 - rate) * self.smoothed + rate * loss
         if self.smoothed < self.lowest:
-            self.lowest, self.kept_share = self.smoothed, _share_of_variance(rate, self.num_losses)
+            # share of the losses' variance in an exponential mean: from 1 at first to ρ/(2 − ρ)
+            first = (1 - rate) ** (2 * self.num_losses)
+            self.lowest, self.kept_share = self.smoothed, first + (1 - first) * rate / (2 - rate)
             self.lowest_variance = self.variance
         self.num_losses += 1
         if self.num_losses <= self.spec.smoothing_steps:  # too few for a reliable variance: use the latest
@@ -89,12 +91,6 @@ class SpikeWatch:
     def resume(self, state: dict[str, Any]) -> None:
         for key, value in state.items():
             setattr(self, key, value)
-
-
-def _share_of_variance(rate: float, num_updates: int) -> float:
-    """Return the share of the values' variance in an exponential mean: from 1 at first to ρ/(2 − ρ)."""
-    first = (1 - rate) ** (2 * num_updates)
-    return first + (1 - first) * rate / (2 - rate)
 
 
 def judge(
