@@ -70,8 +70,7 @@ class Section:
     Attributes:
         body: makes the section's pieces, including its heading, from the study and each figure's piece by name.
         applies: whether the study has the section's data; if not, nothing else is called.
-        figures: figures with data by name. No two sections share a name: `analysis.export.write_figures` names files by
-            it.
+        figures: figures with data by name. No two sections share a name: `analysis.export` names files by it.
         tables: tables and sentences printed at the end of a sweep, from the study and the phases with measured α_max.
         brief: as ``body``, for the appendix of a short report; None: the first table or figure.
     """

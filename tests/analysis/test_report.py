@@ -17,12 +17,12 @@ import typst
 from analysis.assembly import pictures, sections
 from analysis.drawing import pieces, style, typeset
 from analysis.drawing.files import lay_out
-from analysis.export import write_figures
 from analysis.report import build, build_together, summary
 from analysis.sections import nll_figures
 from analysis.sections.alpha import alpha_figures, state_ratio
 from analysis.sections.differences import verification
 from analysis.study.load import load
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200

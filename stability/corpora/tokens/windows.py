@@ -8,6 +8,17 @@ import torch
 # borders: int64, from 0 to the number of tokens; stretch i is borders[i]:borders[i + 1]
 
 
+def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int:
+    """Return the number of windows that fit side by side.
+
+    Args:
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
+    """
+    return int((_lengths(num_tokens, borders) // positions).sum())
+
+
 def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
     """Return the largest window length for which two windows fit.
 
@@ -54,7 +65,7 @@ def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most:
         positions: tokens per window.
         at_most: largest number of starts.
     """
-    count = min(at_most, int((_lengths(num_tokens, borders) // positions).sum()))
+    count = min(at_most, capacity(num_tokens, borders, positions))
     steps, last = np.arange(count), max(count - 1, 1)
     if borders is None:
         return steps * (num_tokens - positions) // last
