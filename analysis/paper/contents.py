@@ -72,7 +72,11 @@ def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
     if any(set(study.runs["mechanism"]) & {"sc", "mix"} for study in studies):
         yield heading("What the consensus paper's own tables say of its claims") + shown([claims_table()])
     if places:
-        yield heading("Learning curves") + _curves(places)
+        found: Pieces = ()
+        for number, block in enumerate(places):
+            prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
+            found += name_pictures(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
+        yield heading("Learning curves") + (found or paragraph("No training loss was recorded."))
 
 
 def _studies(studies: Sequence[Study]) -> Table:
@@ -151,15 +155,6 @@ def _ablation(study: Study) -> Pieces:
     return shown(ablation_tables_beside(study)) + name_pictures(
         assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
     )
-
-
-def _curves(places: Sequence[Block]) -> Pieces:
-    """Return each place's learning curves as in its own report (Figures 7 to 10)."""
-    found: Pieces = ()
-    for number, block in enumerate(places):
-        prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
-        found += name_pictures(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
-    return found or paragraph("No training loss was recorded.")
 
 
 def name_pictures(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:

@@ -122,16 +122,12 @@ def figures(study: Study) -> Figures:
     found = [(group, own) for group, own in of_sizes(study) if len(group.axes) == 1]
     if found:
         return {NAME: Captioned(_draw_sizes(found[:MOST_PANELS]), SIZES_CAPTION)}
-    return {NAME: Captioned(_draw_series(study), CAPTION)}
-
-
-def _draw_series(study: Study) -> Figure:
     figure, styles = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained"), looks(study)
     ax = figure.subplots()
     drawn = {name: look for name, look in styles.items() if _draw_logits(ax, read_logits(study, name), look.color)}
     _set_axes(ax, study.runs["lr"])
     mechanism_legend(figure, drawn)
-    return figure
+    return {NAME: Captioned(figure, CAPTION)}
 
 
 def _draw_sizes(found: Sequence[tuple[Group, Sequence[Growth]]]) -> Figure:

@@ -5,11 +5,9 @@ Tables, figures, and a verdict on the slope.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -155,28 +153,21 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(panels_width(len(names)), 2.5), layout="constrained")
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
-        _depth_panel(ax, rows[rows["series"] == name], colors)
+        ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
+        for lr, at_lr in rows[rows["series"] == name].groupby("run_lr"):
+            # for each LR a line of medians and the seeds' range; γ = 1 dotted if own γ differs
+            for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
+                line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
+                look = {"color": colors[lr], "linestyle": dashes(which == OWN), "linewidth": 1.1}
+                ax.plot(line.index, line["median"], marker="o", markersize=2.5, **look)
+                ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
+        ax.set_xlabel("layer")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("discrepancy / values")
     rate_legend(figure, colors)
     return figure
-
-
-def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
-    """Draw one series' discrepancy by layer: for each LR a line of medians and the seeds' range as a band.
-
-    If own γ differs from 1, both are drawn, γ = 1 dotted.
-    """
-    ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
-    for lr, at_lr in part.groupby("run_lr"):
-        for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
-            line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
-            look = {"color": colors[lr], "linestyle": dashes(which == OWN), "linewidth": 1.1}
-            ax.plot(line.index, line["median"], marker="o", markersize=2.5, **look)
-            ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
-    ax.set_xlabel("layer")
-    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def figures(study: Study) -> Figures:

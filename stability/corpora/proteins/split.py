@@ -202,7 +202,14 @@ def _annotate(
         _vocabulary(name for each in known[:num_train] for name in each.orthologs),
     )
     tokens = [{name: token for token, name in enumerate(vocabulary)} for vocabulary in vocabularies]
-    offsets, domains = _domains(known, arrays, tokens[0])
+    # a residue is in a domain if its database number is between the domain's ends
+    counts, values = [], []
+    for number, annotation in enumerate(known):
+        place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])
+        count, value = _domains_of(annotation, arrays["numbers"][place].view(np.int32), tokens[0])
+        counts.append(count)
+        values.append(value)
+    offsets, domains = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64), np.concatenate(values)
     words = {"domain_offsets": offsets, "domains": domains}
     for name, table in (("description", tokens[1]), ("ortholog", tokens[2])):
         rows = [[table.get(word, UNK) for word in getattr(each, f"{name}s")] for each in known]
@@ -213,22 +220,6 @@ def _annotate(
 
 def _vocabulary(names: Iterable[str]) -> Names:
     return (*SPECIALS, *sorted(set(names)))
-
-
-def _domains(
-    known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (offsets over all residues, tokens).
-
-    A residue is in a domain if its database number is between the domain's ends.
-    """
-    counts, values = [], []
-    for number, annotation in enumerate(known):
-        place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])
-        count, value = _domains_of(annotation, arrays["numbers"][place].view(np.int32), tokens)
-        counts.append(count)
-        values.append(value)
-    return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64), np.concatenate(values)
 
 
 def _domains_of(
