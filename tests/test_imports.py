@@ -49,7 +49,7 @@ HOMES = {
         "analysis.numbers",
         "stability.corpora.proteins",
         "stability.corpora.sentences",
-        "stability.objectives._ranking",
+        "stability.objectives.sentence_pairs",
         "stability.sentences.neighbours",
         "stability.probes.layers.laplacian",
     ),
