@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from analysis.drawing.web_text import to_html
+from stability.printable import visible
 
 Spec = dict[str, Any]
 MARKERS = {
@@ -181,3 +181,35 @@ def _mesh(mesh: QuadMesh) -> Spec:
 def look(line: Line2D) -> tuple[Any, ...]:
     """Return a line's style in a legend: colour, marker and dashes."""
     return colors.to_hex(line.get_color()), str(line.get_marker()), str(line.get_linestyle())
+
+
+# the labels' mathematics apart from powers and indices
+WORDS = {
+    r"\mathdefault": "",
+    r"\mathrm": "",
+    r"\max": "max",
+    r"\times": "×",
+    r"\alpha": "α",
+    r"\lambda": "λ",
+    r"\cdot": "·",
+}
+
+
+def to_html(text: str) -> str:
+    """Return matplotlib's text as plotly's simple HTML: α_max and powers of ten with their indices."""
+    out = visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
+    for mark, sign in WORDS.items():
+        out = out.replace(mark, sign)
+    if "$" in out:
+        out = _powers(out.replace("$", ""))
+    return out.replace("α_max", "α<sub>max</sub>")
+
+
+def _powers(text: str) -> str:
+    """Return 10^{−3} and x_{i} with HTML's superscripts and subscripts."""
+    for mark, tag in (("^", "sup"), ("_", "sub")):
+        while f"{mark}{{" in text:
+            before, _, rest = text.partition(f"{mark}{{")
+            inside, _, after = rest.partition("}")
+            text = f"{before}<{tag}>{inside}</{tag}>{after}"
+    return text.replace("{", "").replace("}", "").replace("\\", "")

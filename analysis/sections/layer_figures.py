@@ -14,10 +14,10 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
+from analysis.claims.layers import qk_heads
 from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
-from analysis.numbers.layers import qk_heads
 from analysis.numbers.spread import Spread
 from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, layer_and_filter
 from analysis.sections.section import Figures, Section, draw_by_phase, make_body

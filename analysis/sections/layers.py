@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.claims.layers import qk_heads
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import (
     LAYER,
@@ -19,7 +20,6 @@ from analysis.measures import (
     percent,
     phase_tables,
 )
-from analysis.numbers.layers import qk_heads
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.probed import Probed, ProbeTables, one_table
 from analysis.study.load import Column, Frame

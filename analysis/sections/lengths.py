@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.claims import judging
+from analysis.claims.lengths import NAME, list_multiples, read_best
 from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
-from analysis.numbers.lengths import NAME, list_multiples, read_best
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
