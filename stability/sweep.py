@@ -129,8 +129,8 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
     from sweeps.costs import expected_times
     from sweeps.launch import run
     from sweeps.record import StudyRecord
+    from sweeps.requirements import slots
     from sweeps.search.rounds import make_search, run_rounds
-    from sweeps.slots import slots
 
     spec = plan.spec
     record = StudyRecord.begin(spec, plan.corpus)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from stability import build
-from stability.config.computed import computed_parts
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.generation import GenerationSpec
+from stability.config.parts import computed_parts
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus

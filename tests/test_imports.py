@@ -36,7 +36,7 @@ HOMES = {
     ),
     "pyhessian": ("benchmarks",),
     "pynvml": ("stability.training.telemetry",),
-    "pytorch_optimizer": ("stability.optimizers._library",),
+    "pytorch_optimizer": ("stability.optimizers._base",),
     "ray": ("sweeps.launchers.ray",),
     "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
     "safetensors": (

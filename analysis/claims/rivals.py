@@ -27,7 +27,7 @@ from analysis.claims.pairs import (
 )
 from analysis.claims.streams import mixing_claims
 from analysis.numbers.comparison import decide
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study

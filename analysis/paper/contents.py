@@ -30,7 +30,7 @@ from analysis.paper.grid import (
 )
 from analysis.paper.printed import ablation_tables_beside
 from analysis.paper.tables import alpha_tables, list_measured, nll_tables
-from analysis.sections import ablation_figure, curves
+from analysis.sections import ablation, curves
 from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -153,7 +153,7 @@ def _ablation(study: Study) -> Pieces:
     """Return a study's ablation as in its own report, with the paper's numbers added."""
     prefix = f"{study.name}-"
     return shown(ablation_tables_beside(study)) + name_pictures(
-        assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
+        assembly.pictures(ablation.SECTION, study, prefix), prefix, study.name
     )
 
 

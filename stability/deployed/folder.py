@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from stability.build import build_model
-from stability.config.computed import parts_of_model
 from stability.config.identity import Place
 from stability.config.parse import parse_run
+from stability.config.parts import parts_of_model
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.deployed.formats import Choices, decode, encode, freeze_ternary

@@ -56,7 +56,7 @@ def corpus_of(spec: RunSpec, cache_dir: Path) -> AbstractCorpus:
 
 
 def place_model(model: Backbone, spec: RunSpec, device: str) -> torch.device:
-    """Move a run's model to a device, computing as the run did; return the device.
+    """Place a run's model on a device, computing as the run did; return the device.
 
     Args:
         model: moved in place.

@@ -19,9 +19,8 @@ from torch import Tensor
 from stability.corpora.proteins.chain import ProteinChain
 from stability.runs.directory import RunDirectory, read_json, replace_folder, write_atomically, write_json
 from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, pad_chains
-from stability.structure.frames import in_frame, random_rotations, rotate
+from stability.structure.frames import aligned_squared_error, in_frame, random_rotations, rotate, superpose
 from stability.structure.ideal_chain import ideal_backbone, mean_geometry
-from stability.structure.kabsch import aligned_squared_error, superpose
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
 from stability.training.draws import generator_for

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
+from stability.runs.older import words_of_record
 from stability.runs.phases import TERMINAL, file_of, list_phases, phases
-from stability.runs.recorded_words import words_of_record
 from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.progress import STALLED, Progress, Row

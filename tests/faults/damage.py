@@ -32,9 +32,9 @@ from stability.runs.parquet import read_curves
 from stability.runs.phases import planned_steps
 from stability.runs.records import SpecFile
 from stability.runs.results import _run_row, collect, read_steps
-from stability.runs.rows import read_logged_rows
 from stability.runs.run_files import RunFiles
 from stability.runs.schema import CURVES_COLUMNS, SIGNAL_COLUMNS
+from stability.runs.sink import read_logged_rows
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from sweeps.alpha_share import alpha_share

@@ -224,7 +224,7 @@ def test_a_node_that_does_not_see_the_runs_folder_is_refused_at_first_and_later_
 def test_a_node_that_is_left_out_is_asked_for_nothing_more(cluster, monkeypatch):
     import ray
 
-    asked = fakes.imported("sweeps.launchers.ray.launcher").request(Share(1, 0))
+    asked = fakes.imported("sweeps.launchers.ray.request").request(Share(1, 0))
     left_out = {"0" * 56, ray.get_runtime_context().get_node_id(), "f" * 56}
     arrived = []
     for ids, patience_s in ((set(), 30), (left_out, 2)):  # what arrives does so within some hundredths of a second

@@ -236,7 +236,8 @@ def _last_line(text: str) -> str:
 def kill(process: Process) -> bool:
     """Kill a process on its node, by a task if that is another node.
 
-    The result is False if the node is not alive, or the process had ended on this machine.
+    A stopped process ignores Ray's own request to end. The result is False if the node is not alive, or the process had
+    ended on this machine.
     """
     if process.lives is not None:
         return kill_here(process)
