@@ -262,9 +262,6 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     return heading(TITLE) + along + shown((own or tables)[:1])
 
 
-SECTION = Section(body, figures=figures, brief=brief, tables=tables)
-
-
 NAME = "alpha-along-step"
 EXPLAINED = (
     "Why α_max grows with the rate of training: α_max = −2 · slope / curvature describes the weights that a run has "
@@ -273,7 +270,7 @@ EXPLAINED = (
     "flatter region, with a larger α_max. α_max is therefore no recommended rate: it says how far a step can go from "
     "these weights. α_max / α compares runs."
 )
-CAPTION = (
+ALONG_CAPTION = (
     "Loss along a step of {series} at three rates of training, from the recorded slope and curvature of the step with "
     "the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
 )
@@ -309,12 +306,12 @@ def step_figure(study: Study) -> tuple[str, Figure] | None:
     figure = Figure(figsize=(WIDTH_INCHES, 1.75), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(steps)))
     for ax, step in zip(axes, steps.itertuples(), strict=True):
-        _panel(ax, step, looks(study)[series].color)
+        _step_panel(ax, step, looks(study)[series].color)
     axes[0].set_ylabel(f"change of the loss{wording.nats(study)}")
     return series, figure
 
 
-def _panel(ax: Axes, step, color: str) -> None:
+def _step_panel(ax: Axes, step, color: str) -> None:
     """Draw one step's parabola up to beyond α_max."""
     taken = step.lr if np.isfinite(step.lr) else step.run_lr
     lengths = np.linspace(0, 1.15 * max(step.alpha_max, taken), 60)
@@ -328,3 +325,6 @@ def _panel(ax: Axes, step, color: str) -> None:
     ax.set_xlabel("length of the step α", fontsize=8)
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     ax.tick_params(labelsize=7)
+
+
+SECTION = Section(body, figures=figures, brief=brief, tables=tables)

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.marks import dots, entry, legend_columns
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
@@ -21,7 +20,14 @@ from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
-from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    continuation_name,
+    make_body,
+    make_printer,
+)
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.step_terms import terms_in_brief
@@ -125,10 +131,6 @@ def figures(study: Study) -> Figures:
             caption = APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
             drawn[continuation_name(APART, index)] = Captioned(apart, caption)
     return drawn
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(reading(study)) + pictures(drawn) + shown(optimizer_tables(study))
 
 
 NAME, APART = "optimizers", "optimizers-apart"
@@ -241,4 +243,6 @@ def _track(ax: Axes, study: Study, each: Numbers, unit: float, place: int, look:
         dots(ax, each.best_lr / unit, place, "*", look.color, 8.5, markeredgecolor=INK, zorder=5)
 
 
-SECTION = Section(body, compares_optimizers, figures, make_printer(optimizer_tables, reading))
+SECTION = Section(
+    make_body(TITLE, optimizer_tables, reading), compares_optimizers, figures, make_printer(optimizer_tables, reading)
+)

@@ -8,14 +8,21 @@ from matplotlib.figure import Figure
 
 from analysis.claims.claim import Claim, interval_text, signed, verdict_of, word_claim
 from analysis.drawing.marks import dots, mechanism_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.comparison import Comparison
 from analysis.numbers.logit_growth import LATE_ROWS
 from analysis.numbers.routing import LOAD, LOG, compare_collapse, read_routing
 from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    is_of_rates,
+    list_one,
+    make_body,
+    make_printer,
+)
 from analysis.study.load import Column, Study
 from analysis.words import lr_text, plural
 
@@ -103,14 +110,6 @@ def _draw(study: Study) -> Figure:
     return figure
 
 
-def tables(study: Study) -> list[Table | str]:
-    return [table(study), *sentences(study)]
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
-
-
 def collapse_claim(study: Study, series: str) -> Claim:
     """Return the claim on one series with a router, judged over seeds."""
     result = compare_collapse(study, series)
@@ -150,4 +149,6 @@ def _finding(result: Comparison) -> str:
     return f"routing collapses {abs(low + high) / 2:.2f} decades {side} the learning rate that loses the loss"
 
 
-SECTION = Section(body, applies, figures, make_printer(tables), body)
+TABLES = list_one(table)
+BODY = make_body(TITLE, TABLES, sentences)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES, sentences), BODY)
