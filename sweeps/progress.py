@@ -20,7 +20,6 @@ from sweeps.standing import standing_s
 from sweeps.trial import Trial
 from sweeps.trial_names import variants
 
-TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # phases after the training
 OF_TEXT = Words()
 STALLED = "stalled"  # status "running" without a process working on the run

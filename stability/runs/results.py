@@ -254,11 +254,6 @@ def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
     return means | {"gen_oracle": table["oracle"][0].as_py()}
 
 
-def generation_tables(directory: RunDirectory) -> list[Path]:
-    """Return the files of scored samples, one per phase."""
-    return parquet_files(directory.generation_file("").parent)
-
-
 def varied_fields(record: Mapping[str, Any]) -> list[str]:
     """Return the fields that a study's sweep varied as sizes, from its ``study.json``."""
     return [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
