@@ -194,8 +194,7 @@ def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
 
 def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
     """Return the rows of what=connectivity or of what=pdmm's networks; they need no run."""
-    from stability.probes.graphs.connectivity import connectivity_rows
-    from stability.probes.graphs.pdmm import pdmm_rows
+    from stability.probes.graphs.pdmm import connectivity_rows, pdmm_rows
     from stability.runs.results import graph_frame
 
     if spec.what == "connectivity":

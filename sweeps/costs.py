@@ -20,7 +20,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
 from stability.plan.resolved import ResolvedRun, name_kind
 from stability.training.machine import describe_lacking
-from sweeps.gpus import DEFAULT, GPUS, Gpu
+from sweeps.estimated import DEFAULT, GPUS, Gpu
 from sweeps.timings import TIMED_S, StoredTimes, Times
 from sweeps.trial import Trial
 

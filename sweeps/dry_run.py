@@ -19,7 +19,7 @@ from stability.runs.directory import step_of
 from stability.runs.study import StudyFolder
 from sweeps import earlier
 from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs
-from sweeps.gpus import Gpu
+from sweeps.estimated import Gpu
 from sweeps.requirements import require_for_plan, runs_here, slots
 from sweeps.search.rounds import make_search
 from sweeps.trial import Trial, is_done

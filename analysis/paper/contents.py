@@ -15,6 +15,7 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.ablations import ablations
 from analysis.numbers.step_shares import PHASES
+from analysis.numbers.window_ends import shown_states
 from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.paper.beside import accuracy_table, claims_table, loss_tables
 from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_grids
@@ -31,7 +32,6 @@ from analysis.paper.grid import (
 from analysis.paper.printed import ablation_tables_beside
 from analysis.paper.tables import alpha_tables, list_measured, nll_tables
 from analysis.sections import ablation, curves
-from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text

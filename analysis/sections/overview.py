@@ -17,9 +17,9 @@ from analysis.drawing import pieces
 from analysis.drawing.pieces import Pieces, box, heading, paragraph, shown
 from analysis.drawing.tables import find_guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.window_ends import shown_states
 from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
-from analysis.study.ends import shown_states
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references

@@ -41,8 +41,7 @@ from sweeps.alpha_share import alpha_share
 from sweeps.launch import run
 from sweeps.progress import Progress
 from sweeps.record import StudyRecord
-from sweeps.trial import Trial, is_done, run_trial
-from sweeps.trial_names import variants
+from sweeps.trial import Trial, is_done, run_trial, variants
 from sweeps.view.study_view import StudyView
 from tests.sweeps.real import TINY, make_sweep
 

@@ -15,8 +15,7 @@ from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
 from stability.corpora.cache import prepare_for_plan
 from stability.corpora.proteins import synthetic
-from sweeps.estimated import estimate_step
-from sweeps.gpus import GPUS
+from sweeps.estimated import GPUS, estimate_step
 from tests.reading import read_spec
 from tests.sizes import count_parameters
 

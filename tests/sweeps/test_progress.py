@@ -13,7 +13,7 @@ from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
 from sweeps.progress import Progress, read_tail
-from sweeps.trial_names import list_varied_axes, variants
+from sweeps.trial import list_varied_axes, variants
 from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
