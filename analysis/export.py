@@ -61,20 +61,6 @@ def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool, data:
     return written
 
 
-def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg") -> list[Path]:
-    """Write the report's figures as single files (`nll.svg`, …), and return their paths.
-
-    Args:
-        study_dir: folder of the study.
-        folder: target, created if missing.
-        suffix: format.
-    """
-    study, folder = load(study_dir), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = (tuple(assembly.pictures(section, study)) for section in assembly.sections(study))
-    return [path for pictures in drawn for path in _write_figures(pictures, folder, [suffix])]
-
-
 def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [piece for piece in pieces if isinstance(piece, Picture)]

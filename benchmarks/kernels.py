@@ -243,10 +243,11 @@ def _bounds(case: Case) -> str:
     traffic = moved(case)
     if traffic is None:
         return "".join(f"{'--':>20}" for _ in DEVICES)
-    cells = [
-        f"{device.seconds(traffic, case.precision) * 1e3:.3f} ms {device.find_bottleneck(traffic, case.precision)}"
-        for device in DEVICES
-    ]
+    cells = []
+    for device in DEVICES:
+        seconds = device.seconds(traffic, case.precision)
+        bound = "memory" if seconds == traffic.bytes / device.bandwidth else "compute"
+        cells.append(f"{seconds * 1e3:.3f} ms {bound}")
     return "".join(f"{cell:>20}" for cell in cells)
 
 

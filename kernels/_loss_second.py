@@ -8,7 +8,7 @@ without subtracting large numbers.
 import triton
 import triton.language as tl
 
-from kernels._loss_blocks import finite_or_zero, nonzero, product
+from kernels._loss_kernels import finite_or_zero, nonzero, product
 
 
 @triton.jit

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kernels._streams_join import join as join_kernel
 from kernels._streams_join import join_backward, join_taylor
-from kernels._streams_launch import allocate_three, dense, empty, fill_missing, launch, require
-from kernels._streams_shape import Shape
+from kernels._streams_launch import Shape, allocate_three, dense, empty, fill_missing, launch, require
 from kernels.operation import Component, Operation, Parts
 
 

@@ -40,17 +40,9 @@ class Probe:
     def __add__(self, other: Probe) -> Probe:
         return Probe(self.sums + other.sums)
 
-    def gradient_norm(self) -> float:
-        """Return ‖g‖."""
-        return math.sqrt(self.sums[0].item())
-
     def step_norm(self, *, decay: bool = True) -> float:
         """Return ‖δ‖, or ‖δ₀‖ without ``decay``."""
         return math.sqrt(self.sums[2 if decay else 4].item())
-
-    def direction_norm(self, lr: float, *, decay: bool = True) -> float:
-        """Return ‖u‖."""
-        return self.step_norm(decay=decay) / lr
 
     def slope(self, lr: float, *, decay: bool = True) -> float:
         """Return ⟨g,u⟩."""

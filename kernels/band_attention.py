@@ -17,8 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels._band_backward import key_kernel, query_kernel
-from kernels._band_forward import forward_kernel
-from kernels._band_taylor import taylor_kernel
+from kernels._band_forward import forward_kernel, taylor_kernel
 from kernels._band_tiles import Tiling, tiling
 from kernels.operation import Component, Operation, Parts
 

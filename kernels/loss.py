@@ -16,8 +16,7 @@ import triton
 from torch import Tensor
 
 from kernels._large_products import multiply
-from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel
-from kernels._loss_forward import sums_kernel
+from kernels._loss_kernels import hidden_gradient_kernel, logit_gradient_kernel, sums_kernel
 from kernels._loss_plan import Blocks, blocks_of, product_blocks_of, ranges_of, second_blocks_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
 from kernels.availability import is_interpreted

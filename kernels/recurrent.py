@@ -20,8 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels._recurrent_backward import walk_back
-from kernels._recurrent_forward import walk
-from kernels._recurrent_second_order import walk_along_line
+from kernels._recurrent_forward import walk, walk_along_line
 from kernels.operation import Component, Operation, Parts
 
 Precision = Literal["ieee", "tf32"]

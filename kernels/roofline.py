@@ -50,11 +50,6 @@ class Device:
         """Return a launch's least time, max(bytes / bandwidth, operations / peak), in seconds."""
         return max(traffic.bytes / self.bandwidth, traffic.flops / self.peaks[precision])
 
-    def find_bottleneck(self, traffic: Traffic, precision: str = "float32") -> str:
-        """Return the limiting resource, "memory" or "compute"."""
-        is_memory = traffic.bytes / self.bandwidth >= traffic.flops / self.peaks[precision]
-        return "memory" if is_memory else "compute"
-
 
 # NVIDIA's data sheets for the H100 and H200 Tensor Core GPU (SXM). Their tensor-core rates assume sparsity and are
 # halved here. Shared memory: "Tuning CUDA Applications for Hopper", 1.4.2.3 (228 KiB; a block has at most 227).

@@ -23,6 +23,7 @@ from kernels._streams_join_operation import join
 from kernels._streams_launch import (
     MOST_PERMUTATIONS,
     TAYLOR_WARPS,
+    Shape,
     allocate_three,
     choose_accumulator,
     dense,
@@ -35,7 +36,6 @@ from kernels._streams_read import read_gated as gated_kernel
 from kernels._streams_read import read_hyper as hyper_kernel
 from kernels._streams_read_backward import gated_logits_backward, hyper_logits_backward, read_backward
 from kernels._streams_read_taylor import read_gated_taylor, read_hyper_taylor
-from kernels._streams_shape import Shape
 from kernels.operation import Component, Operation, Parts
 
 __all__ = ["join", "read_gated", "read_hyper"]

@@ -17,7 +17,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.ffns import AbstractFeedForward
 from stability.linears import drop_biases, replace_linears
 from stability.mechanisms import MixerShape
-from stability.models.backbone import Backbone, HeadShape, num_parameters
+from stability.models.backbone import Backbone, HeadShape
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
 from stability.models.embedding import EmbeddingConvolution, FactorisedEmbedding
@@ -161,12 +161,6 @@ def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
         cast(Any, block).mixer.start_local(bias)
     if isinstance(embedding, Conditioned):
         embedding.start_local(bias)
-
-
-def count_parameters(spec: RunSpec, data_format: Any) -> int:
-    """Return the number of the model's parameters, without allocating memory (torch's meta device)."""
-    with without_memory():
-        return num_parameters(build_model(spec, data_format))
 
 
 def count_idle_parameters(spec: RunSpec) -> int:

@@ -59,8 +59,7 @@ def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str |
     from stability.cli.progress import follow
     from stability.config.base import validate
     from stability.config.curvature import CurvatureSpec
-    from stability.dashboards.past_runs import is_missing, send
-    from stability.dashboards.series import Series
+    from stability.dashboards.series import Series, is_missing, send
     from stability.runs.sink import Told
     from sweeps.view.study_view import StudyView
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.subjects import read_about
 from stability.cli.words import Invocation
-from stability.config.embedding import EmbedSpec
+from stability.config.deployment import EmbedSpec
 from stability.config.parts import Part
 from stability.printable import print_text, visible
 from stability.registry import Registry

@@ -109,8 +109,7 @@ def _tell_divergence(directory: RunDirectory) -> None:
 
 def _measure_hugging_face(spec: HessianSpec) -> int:
     """Measure α_max of a Hugging Face model and print the answer for each learning rate."""
-    from stability.probes.pretrained.answer import answer
-    from stability.probes.pretrained.probe import HuggingFaceProbe
+    from stability.probes.pretrained.probe import HuggingFaceProbe, answer
 
     probe = HuggingFaceProbe(spec)
     print_text(probe.description)

@@ -172,7 +172,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase, if it has any."""
-    from analysis.sections import pdmm
+    from analysis.sections.discrepancy import pdmm_table
     from stability.probes.layers.consensus import ropes_of
     from stability.probes.layers.observing import layers_of
     from stability.runs.results import read_probe
@@ -185,7 +185,7 @@ def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
     ropes = ropes_of(layers_of(run, spec.what)) if spec.what == "spectra" else ()
     tables = found.of_run(frames, series, words, ropes)
     if spec.what == "pdmm":
-        tables.append(pdmm.pdmm_table(_graph_frame(spec)))
+        tables.append(pdmm_table(_graph_frame(spec)))
     if tables:  # a run of consensus has none for what=qk, as already printed
         print_text("\n\n".join(table.text(details=False) for table in tables))
     if any(len(rows) for rows in frames.values()):
@@ -194,8 +194,7 @@ def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
 
 def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
     """Return the rows of what=connectivity or of what=pdmm's networks; they need no run."""
-    from stability.probes.graphs.connectivity import connectivity_rows
-    from stability.probes.graphs.pdmm import pdmm_rows
+    from stability.probes.graphs.pdmm import connectivity_rows, pdmm_rows
     from stability.runs.results import graph_frame
 
     if spec.what == "connectivity":
@@ -208,14 +207,14 @@ def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
 
 def _graphs(spec: ProbeSpec) -> int:
     """Compute, print and store rows without a run: in a study's results, or as a figure."""
-    from analysis.sections import connectivity_figures, pdmm
+    from analysis.sections import connectivity_figures, discrepancy
     from analysis.sections import layers as probe_tables
 
     study = _read_study(spec.ckpt)
     frame = _graph_frame(spec)
     table, draw = {
         "connectivity": (probe_tables.connectivity_table, connectivity_figures.connectivity_figure),
-        "pdmm": (pdmm.pdmm_table, pdmm.pdmm_figure),
+        "pdmm": (discrepancy.pdmm_table, discrepancy.pdmm_figure),
     }[spec.what]
     print_text(table(frame).text())
     if spec.what == "connectivity":

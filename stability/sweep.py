@@ -57,18 +57,14 @@ def main(argv: list[str]) -> int:
 
     values = compose_values(SweepSpec, Invocation.of(argv))
     if values.get("dry_run") is True:
-        _plan_without_what_is_not_trained(values)
+        from stability.registry import Registry
+
+        # a plan continues if its objective needs a part trained first; the values are not validated yet
+        objective, registry = values.get("objective"), Registry("objectives")
+        if isinstance(objective, dict) and objective.get("name") in registry.names():
+            values["objective"] = registry.load(objective["name"]).for_plan(objective)
     with ray_begun_early(values):
         return _sweep(parse(SweepSpec, values), argv)
-
-
-def _plan_without_what_is_not_trained(values: dict[str, Any]) -> None:
-    """Let a dry run continue if its objective needs a part trained first; ``values`` are not validated yet."""
-    from stability.registry import Registry
-
-    objective, registry = values.get("objective"), Registry("objectives")
-    if isinstance(objective, dict) and objective.get("name") in registry.names():
-        values["objective"] = registry.load(objective["name"]).for_plan(objective)
 
 
 def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
@@ -133,8 +129,8 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
     from sweeps.costs import expected_times
     from sweeps.launch import run
     from sweeps.record import StudyRecord
+    from sweeps.requirements import slots
     from sweeps.search.rounds import make_search, run_rounds
-    from sweeps.slots import slots
 
     spec = plan.spec
     record = StudyRecord.begin(spec, plan.corpus)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from stability import build
-from stability.config.computed import computed_parts
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.generation import GenerationSpec
+from stability.config.parts import computed_parts
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
 from stability.plan.resolved import ResolvedRun, name_kind
 from stability.training.machine import describe_lacking
-from sweeps.gpus import DEFAULT, GPUS, Gpu
+from sweeps.estimated import DEFAULT, GPUS, Gpu
 from sweeps.timings import TIMED_S, StoredTimes, Times
 from sweeps.trial import Trial
 

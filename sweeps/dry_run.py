@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stability.config.computed import kernels_of
+from stability.config.parts import kernels_of
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
@@ -19,10 +19,9 @@ from stability.runs.directory import step_of
 from stability.runs.study import StudyFolder
 from sweeps import earlier
 from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs
-from sweeps.gpus import Gpu
-from sweeps.requirements import require_for_plan, runs_here
+from sweeps.estimated import Gpu
+from sweeps.requirements import require_for_plan, runs_here, slots
 from sweeps.search.rounds import make_search
-from sweeps.slots import slots
 from sweeps.trial import Trial, is_done
 from sweeps.view.board import count_runs, duration
 

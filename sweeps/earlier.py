@@ -133,13 +133,6 @@ def _value(name: str, values: Mapping[str, Any]) -> str:
     return text if len(text) <= longest else f"{text[:longest]}{'' if longest == FINGERPRINT else '…'}"
 
 
-def _find_missing(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
-    """Return the recorded ids, except those of ``trials``, without a folder in the pool."""
-    listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
-    asked = {trial.run_id for trial in trials}
-    return [each for each in dict.fromkeys(listed) if each not in asked and not _exists(study, each)]
-
-
 def _exists(study: StudyFolder, run_id: str) -> bool:
     return RunDirectory(study.pool, run_id).path.is_dir()
 
@@ -225,7 +218,9 @@ def describe_changes(study: StudyFolder, record: Mapping[str, Any], trials: Sequ
         else:
             which = _describe_with_reason(study, run_ids, trials)
             yield f"{what} of other settings ({which}) on record, outside of its report; {OTHER}"
-    if gone := _find_missing(study, record, trials):
+    listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
+    asked = {trial.run_id for trial in trials}
+    if gone := [each for each in dict.fromkeys(listed) if each not in asked and not _exists(study, each)]:
         named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
         are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")
         yield f"{study.path.name}: {len(gone)} earlier {are} no longer in the pool and {go} from the record ({named})"

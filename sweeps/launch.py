@@ -20,9 +20,8 @@ from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.record import StudyRecord, words_of
-from sweeps.requirements import require
+from sweeps.requirements import cpus_per_trial, require
 from sweeps.shared import hand_out
-from sweeps.slots import cpus_per_trial
 from sweeps.trial import IsMeasured, RunTrial, Trial, is_done, run_trial, set_failed, tidy
 from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole, print_line
@@ -148,7 +147,12 @@ def run(
                     for ready in hand_out(pending, is_done=done, say=say, **watch):
                         launch(ready, run=run, **watch)
                     if interrupt.requested and spec.launcher == "slurm":
-                        _stop_jobs(spec, pending, view.tick, say)
+                        # jobs of an earlier driver are awaited, not launched: their launcher does not stop them
+                        from sweeps.launchers.slurm import launcher as slurm_launcher
+
+                        slurm_launcher.stop(
+                            pending, slurm=spec.slurm, folder=folder_of(spec), on_tick=view.tick, say=say
+                        )
             interrupted = interrupt.requested
             say(view.summary())
     failed = [*refused, *left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
@@ -255,18 +259,6 @@ def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
 def folder_of(spec: SweepSpec) -> Path:
     """Return the folder of the launcher's own files, within the study's folder."""
     return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
-
-
-def _stop_jobs(
-    spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]
-) -> None:
-    """Stop the sweep's Slurm jobs, including those of an earlier driver.
-
-    Their runs are awaited, not launched, so the launcher itself does not stop them.
-    """
-    from sweeps.launchers.slurm import launcher as slurm_launcher
-
-    slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
 
 
 def prepare_sinks(spec: SweepSpec, console: Console) -> Sinks:

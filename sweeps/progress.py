@@ -17,10 +17,8 @@ from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, mtime_ns, r
 from stability.runs.lock import RunLock
 from stability.runs.words import Words, shown_state
 from sweeps.standing import standing_s
-from sweeps.trial import Trial
-from sweeps.trial_names import variants
+from sweeps.trial import Trial, variants
 
-TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # phases after the training
 OF_TEXT = Words()
 STALLED = "stalled"  # status "running" without a process working on the run

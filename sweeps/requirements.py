@@ -1,13 +1,13 @@
-"""Refuse a sweep before it is on record if its launcher cannot run it."""
+"""Refuse a sweep before it is on record if its launcher cannot run it, and count the trials that run at once."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from stability.config.sweep import SweepSpec
 from stability.runs.sinks import SINKS
-from sweeps.slots import cpus_per_trial, gpus_per_trial
 from sweeps.trial import Trial
 
 
@@ -77,3 +77,39 @@ def _require_hardware(name: str, trials: Sequence[Trial]) -> None:
         require_graphs(device)
     if any(trial.spec.get("compile", False) for trial in trials):
         require_compiler()
+
+
+def cpus_per_trial(spec: SweepSpec) -> float:
+    """Return the cores per trial: the spec's number, else one per thread and device."""
+    return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads * spec.devices_per_trial)
+
+
+def gpus_per_trial(spec: SweepSpec) -> float:
+    """Return the GPUs per trial: the spec's number, or whole GPUs if it is auto.
+
+    The launcher replaces the value for auto by a measured share when the trials start.
+    """
+    if spec.gpus_per_trial != "auto":
+        return spec.gpus_per_trial
+    return float(spec.devices_per_trial) if spec.device != "cpu" and _num_gpus() else 0.0
+
+
+def slots(spec: SweepSpec) -> int:
+    """Return the number of concurrent trials, on this machine or as jobs."""
+    if spec.launcher == "serial":
+        return 1
+    if spec.launcher == "slurm":
+        from sweeps.launchers.slurm.launcher import most_at_once
+
+        return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
+    from sweeps.launchers.ray.share import Share
+
+    return max(
+        1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()})
+    )
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

@@ -40,7 +40,9 @@ def standing_s(directory: RunDirectory, timing: Sequence[dict[str, Any]]) -> flo
         timing: the last rows of its ``timing.jsonl``. The limit is 20 times their median step, at least 60 s; 300 s
             without timed steps.
     """
-    seconds, steps = idle_s(directory), _step_times(timing)
+    # without gaps between a run and its resumption
+    pairs = [(row["wall_s"] - before["wall_s"], row["step"] - before["step"]) for before, row in pairwise(timing)]
+    seconds, steps = idle_s(directory), [seconds / steps for seconds, steps in pairs if seconds > 0 and steps > 0]
     return seconds if seconds > (max(LEAST_S, STEPS * median(steps)) if steps else FIRST_S) else None
 
 
@@ -50,9 +52,3 @@ def hangs(directory: RunDirectory, limit_s: float) -> bool:
         return False
     status = directory.status()
     return status["state"] == RUNNING and status.get("phase", "training") == "training"
-
-
-def _step_times(timing: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the seconds of each step, without gaps between a run and its resumption."""
-    pairs = [(row["wall_s"] - before["wall_s"], row["step"] - before["step"]) for before, row in pairwise(timing)]
-    return [seconds / steps for seconds, steps in pairs if seconds > 0 and steps > 0]

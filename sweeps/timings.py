@@ -93,7 +93,12 @@ def measure_times(run: RunSpec, corpus: AbstractCorpus, device: Any, timed_s: fl
         device: its device.
         timed_s: seconds for timed steps; one step is timed at least.
     """
-    _forget_peak(device)
+    # Each kind of run has its own peak. macOS has no such counter: the peak is then the largest so far.
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory
     replica = Replica(run, corpus, device)
     replica.train_step(1)
     step_s = time_step(replica, timed_s)
@@ -117,15 +122,3 @@ def time_step(replica: Replica, timed_s: float) -> float:
         replica.train_step(2 + len(seconds))
         seconds.append(time.perf_counter() - started)
     return median(seconds)
-
-
-def _forget_peak(device: Any) -> None:
-    """Reset the peak-memory counter, so that each kind of run has its own peak.
-
-    macOS has no such counter: the peak is then the largest so far.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory

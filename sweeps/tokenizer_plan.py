@@ -13,8 +13,7 @@ from stability.models.backbone import num_parameters
 from stability.structure.crops import PaddedCrops
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer
 from stability.structure.training import squared_errors
-from sweeps.estimated import FLOAT32, state_of, step_traffic
-from sweeps.gpus import GPUS, Gpu
+from sweeps.estimated import FLOAT32, GPUS, Gpu, state_of, step_traffic
 from sweeps.traced import trace
 from sweeps.view.board import duration
 

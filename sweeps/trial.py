@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stability.config.base import AXES, validate
 from stability.config.curvature import CurvatureSpec
@@ -26,7 +26,6 @@ from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
 from stability.runs.sinks import Sinks
-from sweeps.trial_names import choice_name, list_varied_axes
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # (variant label, run), as in `SweepSpec.points`
@@ -304,3 +303,39 @@ def _measure(trial: Trial, curvature: CurvatureSpec, sinks: Sinks) -> Iterator[N
     sinks.open(None)
     for row in medians(trial.directory, curvature):
         sinks.write_measured(row)
+
+
+STANDARD = {"name": "standard"}  # of an axis that runs of before lack
+
+
+class Named(Protocol):
+    """The attributes of a trial relevant for its name."""
+
+    @property
+    def spec(self) -> dict[str, Any]: ...
+
+    @property
+    def variant(self) -> str: ...
+
+
+def choice_name(choice: Any) -> str:
+    """Return a part's name from ``spec.json``."""
+    return choice["name"]
+
+
+def list_varied_axes(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """Return the axes with several choices in a sweep, without the mechanism."""
+    return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
+
+
+def variants(trials: Sequence[Named]) -> list[str]:
+    """Return each trial's name without learning rate and seed.
+
+    It contains the mechanism, the choices on varying axes, and an ablation's setting.
+    """
+    names = [[choice_name(trial.spec.get(axis, STANDARD)) for axis in AXES] for trial in trials]
+    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
+    chosen = [
+        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
+    ]
+    return [" ".join(filter(None, words)) for words in chosen]

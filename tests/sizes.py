@@ -1,4 +1,4 @@
-"""What of a test's parameters is tried each time, and what by `make slow` alone."""
+"""What of a test's parameters is tried each time, and what by `make slow` alone; and a model's size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+from stability.build import build_model
+from stability.config.run import RunSpec
+from stability.models.backbone import num_parameters
+from stability.models.init import without_memory
+
+
+def count_parameters(spec: RunSpec, data_format: Any) -> int:
+    """Return the number of the model's parameters, without allocating memory (torch's meta device)."""
+    with without_memory():
+        return num_parameters(build_model(spec, data_format))
 
 
 def with_slow(always: Iterable[Any], slow: Iterable[Any]) -> list[Any]:

@@ -36,7 +36,7 @@ HOMES = {
     ),
     "pyhessian": ("benchmarks",),
     "pynvml": ("stability.training.telemetry",),
-    "pytorch_optimizer": ("stability.optimizers._library",),
+    "pytorch_optimizer": ("stability.optimizers._base",),
     "ray": ("sweeps.launchers.ray",),
     "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
     "safetensors": (
@@ -49,7 +49,7 @@ HOMES = {
         "analysis.numbers",
         "stability.corpora.proteins",
         "stability.corpora.sentences",
-        "stability.objectives._ranking",
+        "stability.objectives.sentence_pairs",
         "stability.sentences.neighbours",
         "stability.probes.layers.laplacian",
     ),

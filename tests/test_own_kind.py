@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from pypdf import PdfReader
 
-from analysis.export import write_figures
 from analysis.sections import accuracy
 from analysis.study.load import load
 from stability import generate, hessian, probe, report, sweep
@@ -22,6 +21,7 @@ from stability.config.generation import GenerationSpec
 from stability.runs.directory import read_jsonl
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
+from tests.analysis.figures import write_figures
 from tests.reading import read_spec
 
 PLUGINS = Path(__file__).parent / "own_kind"

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from analysis import page
 from analysis.drawing import formats
+from analysis.drawing.traces import to_html
 from analysis.drawing.typeset import Cell, Table, literal
-from analysis.drawing.web_text import to_html
 from analysis.report import _to_text
 from stability import generate
 from stability.printable import line_of, print_text, visible

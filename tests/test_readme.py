@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from analysis import sections
-from analysis.export import write_figures
 from analysis.report import summary
 from analysis.sections import contents
 from stability import sweep
@@ -28,6 +27,7 @@ from stability.cli.publish import _parsed_columns
 from stability.cli.words import Invocation
 from stability.mechanisms import build
 from stability.runs.results import collect
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import write_study
 from tests.mechanisms import checks
 from tests.reading import read_spec

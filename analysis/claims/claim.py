@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.numbers.comparison import MOST_RUNS, Comparison
-from analysis.numbers.significance import LEVEL, holm, p_of_bounds
-from analysis.numbers.spread import MOST_SEEDS, mean_interval, seeds_needed
+from analysis.numbers.spread import LEVEL, MOST_SEEDS, holm, mean_interval, p_of_bounds, seeds_needed
 from analysis.words import power
 
 Verdict = Literal["holds", "contradicted", "undecided", "unresolved", "no claim", "not judged"]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed, word_claim
-from analysis.numbers.layers import qk_heads
 from analysis.numbers.step_shares import TERMINAL
 from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.words import lr_text, plural, power
@@ -129,3 +128,14 @@ def _judge_conditioning(series: str, heads: Frame, diverged: int) -> Claim:
         test=("conditioning", series),
     )
     return judge_mean(claim, slopes, 1, "decades a decade")
+
+
+def qk_heads(rows: Frame) -> Frame:
+    """Return spectral norm and condition number of W_qᵀW_k, one row per head.
+
+    The condition number is ∞ for a zero singular value.
+    """
+    keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
+    ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
+    with np.errstate(divide="ignore"):
+        return ends.assign(norm=ends["max"], condition=ends["max"] / ends["min"])

@@ -36,7 +36,7 @@ from analysis.numbers.mixers import (
     groups,
     numbers_of,
 )
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import join_words, lr_text, plural

@@ -17,7 +17,7 @@ from analysis.numbers.common_windows import common_windows
 from analysis.numbers.comparison import Comparison, decide
 from analysis.numbers.kinds import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import concerns_steps
 from analysis.numbers.windows import outcomes, windows

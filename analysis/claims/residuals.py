@@ -13,8 +13,7 @@ import numpy as np
 
 from analysis.claims.claim import Claim, Verdict, word_claim
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
-from analysis.numbers.significance import p_beyond
-from analysis.numbers.spread import Mean
+from analysis.numbers.spread import Mean, p_beyond
 from analysis.numbers.windows import tabulate
 from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.words import lr_text, plural

@@ -27,7 +27,7 @@ from analysis.claims.pairs import (
 )
 from analysis.claims.streams import depth_claims, mixing_claims
 from analysis.numbers.comparison import decide
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
@@ -160,6 +160,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     medians = " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else ""
     notes = [f"Medians: {medians}." if medians else "", _lost(pairs, other, plain), pair.remark]
     beyond = [each - PAR_NATS for each in differences] if is_par else differences
+    rates = [set(_outcomes(study.of(name), measure.column, math.inf).index) for name in (pair.other, pair.plain)]
     return word_claim(
         Claim(
             about,
@@ -170,7 +171,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             interval=interval_text((low, high), n, unit, decimals),
             paper=paper,
             finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"
-            + _common_rates_text(study, measure, pair)
+            + ("" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}")
             + (f", margin {PAR_NATS:g} {unit}" if is_par else ""),
             note=" ".join(filter(None, notes)),
             difference=f"{signed(size, decimals)} {unit}".rstrip() if pairs else "",
@@ -203,12 +204,6 @@ def _best_pairs(study: Study, measure: Measure, pair: Pair) -> list[tuple[float,
         for a, b in zip(*bests, strict=True)
         if not (math.isnan(a) or math.isnan(b) or math.isinf(a) and math.isinf(b))
     ]
-
-
-def _common_rates_text(study: Study, measure: Measure, pair: Pair) -> str:
-    """Say that only common rates count, if one series has results at further rates; else ""."""
-    rates = [set(_outcomes(study.of(name), measure.column, math.inf).index) for name in (pair.other, pair.plain)]
-    return "" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}"
 
 
 def _verdict_of(sign: int) -> Verdict:

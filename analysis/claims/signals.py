@@ -11,7 +11,7 @@ import math
 
 from analysis.claims.claim import Claim, interval_text, signed, word_claim
 from analysis.numbers.alarms import EarnedLeads, compare_leads
-from analysis.numbers.significance import LEVEL, compare_means
+from analysis.numbers.spread import LEVEL, compare_means
 from analysis.study.load import Study
 from analysis.words import plural
 

@@ -26,7 +26,7 @@ from analysis.numbers.comparison import (
     find_lost_seeds,
 )
 from analysis.numbers.learning import Learned
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
 from analysis.words import join_words, plural

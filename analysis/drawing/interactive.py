@@ -21,8 +21,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from analysis.drawing.files import lay_out
-from analysis.drawing.traces import Spec, Unknown, look, traces
-from analysis.drawing.web_text import to_html
+from analysis.drawing.traces import Spec, Unknown, look, to_html, traces
 
 DPI = 96.0  # CSS pixels to the inch
 TOOLS = 44  # pixels beside the figure for the buttons to zoom with

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.drawing.typeset import Cell
+from analysis.numbers.window_ends import shown_states
 from analysis.numbers.windows import Window
 from analysis.study import multiples, wording
-from analysis.study.ends import shown_states
 from analysis.study.load import HAS_RESULT, PENDING, Frame, Study
 from analysis.words import plural
 from stability.runs.words import EXPLODED

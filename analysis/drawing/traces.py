@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from analysis.drawing.web_text import to_html
+from stability.printable import visible
 
 Spec = dict[str, Any]
 MARKERS = {
@@ -51,7 +51,9 @@ def traces(axes: Axes, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
         elif isinstance(artist, PolyCollection) and type(artist).__name__ in FILLED:
             yield from _areas(artist)
         elif isinstance(artist, Rectangle):
-            yield _bar(artist)
+            x, y, width, height = artist.get_x(), artist.get_y(), artist.get_width(), artist.get_height()
+            across, along = [x, x + width, x + width, x, x], [y, y, y + height, y + height, y]
+            yield _area(across, along, artist.get_facecolor(), "x+y")
         elif type(artist).__module__.split(".")[1] not in ("axis", "spines", "legend"):
             raise Unknown(type(artist).__name__)
 
@@ -81,6 +83,7 @@ def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterat
     step = {"steps-post": "hv", "steps-pre": "vh", "steps-mid": "hvh"}.get(str(line.get_drawstyle()), "linear")
     label = str(line.get_label())
     name = names.get(look(line), "" if label.startswith("_") else label)
+    _, pattern = line._unscaled_dash_pattern  # type: ignore[attr-defined]
     yield {
         "type": "scatter",
         "mode": "+".join(kind for kind, there in (("lines", has_line), ("markers", marker)) if there),
@@ -92,7 +95,7 @@ def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterat
         "line": {
             "color": colors.to_hex(line.get_color()),
             "width": float(line.get_linewidth()) * 1.35,
-            "dash": _dash(line),
+            "dash": ",".join(f"{max(1.0, 1.6 * part):g}px" for part in pattern or ()) or "solid",
             "shape": step,
         },
         "marker": {
@@ -106,11 +109,6 @@ def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterat
 
 def _colour(value: Any, otherwise: str) -> str:
     return otherwise if isinstance(value, str) and value == "none" else str(colors.to_hex(value, keep_alpha=True))
-
-
-def _dash(line: Line2D) -> str:
-    _, pattern = line._unscaled_dash_pattern  # type: ignore[attr-defined]
-    return "solid" if not pattern else ",".join(f"{max(1.0, 1.6 * part):g}px" for part in pattern)
 
 
 def _areas(areas: PolyCollection) -> Iterator[Spec]:
@@ -159,13 +157,6 @@ def _scatter(points: PathCollection) -> Spec:
     }
 
 
-def _bar(bar: Rectangle) -> Spec:
-    """Return a bar as an area."""
-    x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
-    across, along = [x, x + width, x + width, x, x], [y, y, y + height, y + height, y]
-    return _area(across, along, bar.get_facecolor(), "x+y")
-
-
 def _mesh(mesh: QuadMesh) -> Spec:
     """Return a coloured grid; on a logarithmic colour scale, of the logarithms."""
     corners = np.asarray(mesh.get_coordinates(), dtype=float)
@@ -190,3 +181,35 @@ def _mesh(mesh: QuadMesh) -> Spec:
 def look(line: Line2D) -> tuple[Any, ...]:
     """Return a line's style in a legend: colour, marker and dashes."""
     return colors.to_hex(line.get_color()), str(line.get_marker()), str(line.get_linestyle())
+
+
+# the labels' mathematics apart from powers and indices
+WORDS = {
+    r"\mathdefault": "",
+    r"\mathrm": "",
+    r"\max": "max",
+    r"\times": "×",
+    r"\alpha": "α",
+    r"\lambda": "λ",
+    r"\cdot": "·",
+}
+
+
+def to_html(text: str) -> str:
+    """Return matplotlib's text as plotly's simple HTML: α_max and powers of ten with their indices."""
+    out = visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
+    for mark, sign in WORDS.items():
+        out = out.replace(mark, sign)
+    if "$" in out:
+        out = _powers(out.replace("$", ""))
+    return out.replace("α_max", "α<sub>max</sub>")
+
+
+def _powers(text: str) -> str:
+    """Return 10^{−3} and x_{i} with HTML's superscripts and subscripts."""
+    for mark, tag in (("^", "sup"), ("_", "sub")):
+        while f"{mark}{{" in text:
+            before, _, rest = text.partition(f"{mark}{{")
+            inside, _, after = rest.partition("}")
+            text = f"{before}<{tag}>{inside}</{tag}>{after}"
+    return text.replace("{", "").replace("}", "").replace("\\", "")

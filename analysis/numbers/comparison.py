@@ -17,8 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.numbers.significance import p_of_bounds
-from analysis.numbers.spread import mean_interval
+from analysis.numbers.spread import mean_interval, p_of_bounds
 from analysis.numbers.windows import VALIDATION, SeriesWindows, outcomes
 from analysis.study.load import Column, Frame, Study
 

@@ -10,21 +10,23 @@ late end.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.kinds import OWN_STATE
+from analysis.numbers.kinds import OWN_STATE, edges_of
 from analysis.numbers.step_shares import EARLIEST, finite_median, recorded_steps
+from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import lr_text
+from stability.runs.spikes import SpikeRule, SpikeWatch
 
 DIVERGED, SPIKED, PLATEAUED = "diverged", "spiked", "plateaued"
-# defaults in `stability.config.training.VerdictSpec`
-VERDICT = {"smoothing_steps": 20, "spike_nats": 0.5, "noise_margin": 8.0}
 SPIKE_TOP = re.compile(r"by step (\d+)")
 
 
@@ -40,52 +42,32 @@ def breaks(study: Study) -> Frame:
     runs but admits no broken one.
     """
     runs = study.runs.set_index("run_id")
-    settings = VERDICT | (study.spec.get("verdict") or {})
+    settings = SpikeRule(**(study.spec.get("verdict") or {}))
     broke = runs["status"].isin((DIVERGED, SPIKED))
     plateaued = runs.index[runs["status"] == PLATEAUED]
     rises = _rises(study.curves, [*runs.index[broke], *plateaued], settings)
     broke |= runs.index.isin(rises.index[rises["is_spike"] & rises.index.isin(plateaued)])
-    broke |= (runs["status"] == PLATEAUED) & (runs["val_nll"] > runs["init_nll"] + settings["spike_nats"])
+    broke |= (runs["status"] == PLATEAUED) & (runs["val_nll"] > runs["init_nll"] + settings.spike_nats)
     tops = runs["reason"].str.extract(SPIKE_TOP, expand=False).astype(float).where(runs["status"] == SPIKED)
     ends = runs["num_steps"].where(runs["status"] == DIVERGED)
     onset = pd.concat([rises["onset"].reindex(runs.index), tops, ends], axis=1).min(axis=1)
     return pd.DataFrame({"broke": broke, "onset": onset.where(broke)})
 
 
-def _rises(curves: Frame, runs: list[str], settings: dict[str, float]) -> Frame:
-    """Return ``onset`` (NaN without a rise) and ``is_spike`` (`_is_spike`) by run."""
-    rows = curves[curves["run_id"].isin(runs) & (curves["step"] > 0)].sort_values("step")
+def _rises(curves: Frame, runs: list[str], settings: SpikeRule) -> Frame:
+    """Return ``onset`` (NaN without a rise) and ``is_spike`` by run, as the training followed its loss."""
+    rows = curves[curves["run_id"].isin(runs) & (curves["step"] > 0) & curves["loss"].notna()].sort_values("step")
     found = {}
     for run, own in rows.groupby("run_id"):
-        loss = own["loss"]
-        smoothed = loss.ewm(alpha=1 / settings["smoothing_steps"], adjust=False).mean()
-        rise = smoothed - smoothed.cummin()
-        risen = own.loc[rise > settings["spike_nats"], "step"]
-        found[run] = {
-            "onset": float(risen.min()) if len(risen) else np.nan,
-            "is_spike": _is_spike(loss, smoothed, rise, settings),
-        }
+        watch, onset = SpikeWatch(settings), math.nan
+        for step, loss in zip(own["step"].tolist(), own["loss"].tolist(), strict=True):
+            watch.update(step, loss)
+            if math.isnan(onset) and watch.last_rise > settings.spike_nats:
+                onset = float(step)
+        found[run] = {"onset": onset, "is_spike": watch.spiked}
     return pd.DataFrame.from_dict(found, orient="index", columns=["onset", "is_spike"]).astype(
         {"onset": float, "is_spike": bool}
     )
-
-
-def _is_spike(loss: Column, smoothed: Column, rise: Column, settings: dict[str, float]) -> bool:
-    """Return whether a loss rose above its minimum by ``spike_nats`` and by ``noise_margin`` σ.
-
-    σ is the noise of the smoothed loss at its minimum (at step ``smoothing_steps``, if the minimum is earlier), as in
-    `stability.training.verdict.SpikeWatch`.
-    """
-    share, place = 1 / settings["smoothing_steps"], np.arange(len(loss))
-    # The losses' variance is a sixth of their mean squared second difference, over about ten times the smoothing.
-    variance = (loss.diff().diff() ** 2 / 6).ewm(alpha=share / 10).mean().fillna(0.0)
-    # An exponential mean that starts at its first value has the full variance at first and ρ/(2 − ρ) in the end.
-    at_first = (1 - share) ** (2 * place)
-    kept = at_first + (1 - at_first) * share / (2 - share)
-    is_lowest = smoothed == smoothed.cummin()
-    seen = variance.where(is_lowest | (place < settings["smoothing_steps"])).ffill()
-    noise = np.sqrt(seen * pd.Series(kept, loss.index).where(is_lowest).ffill())
-    return bool((rise > np.maximum(settings["spike_nats"], settings["noise_margin"] * noise)).any())
 
 
 PAPER_STATE = "paper"
@@ -141,7 +123,8 @@ def early_runs(study: Study) -> Frame:
     """
     columns = ["run_id", "series", "mechanism", "seed", "lr", "status", "reason", "num_steps", "planned_steps"]
     frame = study.runs[columns].assign(study=study.name).set_index("run_id", drop=False)
-    frame["stratum"] = _strata(study)
+    varying = [axis for axis in STRATUM if study.runs[axis].nunique() > 1]
+    frame["stratum"] = [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
     frame["group"] = study.name + "|" + frame["series"]
     frame["curve"] = frame["group"] + "|" + frame["seed"].map("{:g}".format)
     frame = frame.join(_read_measurements(study)).join(_spectra(study))
@@ -153,11 +136,6 @@ def early_runs(study: Study) -> Frame:
     frame["unstable"] = frame["status"] != STABLE
     frame["fate"] = _fates(frame)
     return frame.reset_index(drop=True)
-
-
-def _strata(study: Study) -> list[str]:
-    varying = [axis for axis in STRATUM if study.runs[axis].nunique() > 1]
-    return [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
 
 
 def _read_measurements(study: Study) -> Frame:
@@ -257,3 +235,130 @@ def fate_counts(frame: Frame) -> Mapping[str, int]:
     """Return the number of runs for each fate that occurs."""
     counts = frame["fate"].value_counts()
     return {fate: int(counts[fate]) for fate in FATES if fate in counts}
+
+
+DECADE = 10.0
+
+
+def join_early_curves(studies: Sequence[Study]) -> Frame:
+    """Return `early_curves` for several studies, without duplicates and parts of larger curves."""
+    frames = [early_curves(study) for study in largest_first(studies)]
+    if not frames:
+        return pd.DataFrame(columns=["curve"])
+    found = pd.concat(frames, ignore_index=True)
+    ids = list(found["run_ids"])
+    again = [any(own < other for other in ids) or own in ids[:place] for place, own in enumerate(ids)]
+    return found[~np.array(again, dtype=bool)].reset_index(drop=True)
+
+
+@once_per_study
+def early_curves(study: Study) -> Frame:
+    """Return a table with one row per curve.
+
+    - ``study group curve stratum series mechanism seed run_ids``.
+    - ``best_lr``: rate with the lowest final validation NLL. NaN if every run diverged or a run has no result.
+      ``is_bound``: it is the curve's smallest or largest rate, so the best may lie beyond.
+    - ``edge``: largest stable rate; ``edge_kind``: its source. `lr=edge` gives the middle of its bracket, by verdict or
+      else by NLL. Without `lr=edge`, it is the upper end of the seed's stable window, or the middle of the bracket next
+      to a divergence. NaN beyond the tried rates ("open", "unmeasured") or without data ("none").
+    - ``alpha_max critical_lr grad_norm loss sharpness``: at the smallest rate.
+    - ``alpha_cross critical_cross``: rate at which early α_max (critical LR) falls below the rate (`crossing`).
+      ``…_is_bound``: there is no crossing between the smallest and largest rate, and the value is one of these.
+    - ``loss_best``: rate with the lowest training loss up to step k. ``unbroken``: largest rate not broken by the
+      horizon, or the smallest if all broke.
+    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN if none. This uses the outcome.
+    """
+    runs, found, edges = early_runs(study), windows(study), _edges_found(study)
+    # Predictors use common rates only: the further rates tried by `lr=edge` depend on the others' outcomes.
+    by_series = [set(rates) for _, rates in runs.groupby("series")["lr"]]
+    common = set.intersection(*by_series) or set(runs["lr"])
+    rows = []
+    for (series, seed), own in runs.groupby(["series", "seed"], sort=False):
+        window = found[series].by_seed.get(int(seed))
+        own = own.sort_values("lr")
+        edge, kind = edges.get(series) or _end_of(window)
+        best = window.best_lr if window and not (own["fate"] == NO_RESULT).any() else math.nan
+        diverged = own.loc[own["status"] == "diverged", "lr"]
+        rows.append(
+            own.iloc[0][["study", "group", "curve", "stratum", "series", "mechanism", "seed"]].to_dict()
+            | {"run_ids": frozenset(own["run_id"]), "edge": edge, "edge_kind": kind}
+            | {"best_lr": best, "is_bound": best in (own["lr"].min(), own["lr"].max())}
+            | {"decade_below": float(diverged.min()) / DECADE if len(diverged) else math.nan}
+            | _predictors(own[own["lr"].isin(common)])
+        )
+    return pd.DataFrame(rows)
+
+
+def _edges_found(study: Study) -> dict[str, tuple[float, str]]:
+    """Return each series' edge from `lr=edge`: the geometric middle of its bracket."""
+    found = {}
+    for series, row in edges_of(study).items():
+        brackets = ((row.verdict_lr, row.verdict_next_lr, "by verdict"), (row.nll_lr, row.nll_next_lr, "by NLL"))
+        known = [(math.sqrt(low * high), kind) for low, high, kind in brackets if low > 0 and high > 0]
+        found[series] = known[0] if known else (math.nan, "open")
+    return found
+
+
+def _end_of(window) -> tuple[float, str]:
+    """Return the upper end of a seed's window and its kind."""
+    if window is None:
+        return math.nan, "none"
+    if window.open_high:
+        return math.nan, window.high.kind
+    return math.sqrt(window.high.lr * window.high.furthest_lr), window.high.kind
+
+
+def _predictors(own: Frame) -> dict[str, float]:
+    """Return a curve's predictors at step k, from runs sorted by rate.
+
+    Runs that broke before measurement contribute nothing.
+    """
+    measured = own[own["alpha_max"].notna()]
+    logged = own[own["loss"].notna()]
+    first = measured.iloc[0] if len(measured) else None
+    at_first = ("alpha_max", "critical_lr", "sharpness", "grad_norm", "loss")
+    finite = logged[np.isfinite(logged["loss"])]
+    found = {name: math.nan if first is None else float(first[name]) for name in at_first}
+    for name, limit in (("alpha_cross", "alpha_max"), ("critical_cross", "critical_lr")):
+        found[name], found[f"{name}_is_bound"] = crossing(measured["lr"], measured[limit])
+    # the training's own prediction, without any measurement
+    known = own[own["fate"] != NO_RESULT]
+    whole = known.loc[~known["fate"].isin((BEFORE, DURING)), "lr"]
+    found["unbroken"] = float(whole.max() if len(whole) else known["lr"].min())
+    found["loss_best"] = float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan
+    return found
+
+
+class Crossing(NamedTuple):
+    """A rate at which a limit falls below the rate itself.
+
+    ``is_bound``: there is no crossing among the measured rates, and ``lr`` is the smallest or largest.
+    """
+
+    lr: float
+    is_bound: bool
+
+
+def crossing(lrs: Sequence[float], limits: Sequence[float]) -> Crossing:
+    """Return the first rate at which the limit falls below the rate.
+
+    The crossing is interpolated linearly in logarithms. Without one, the result is a bound: the largest rate, or the
+    smallest if the limit is already below. Such curves share a rank. NaN without measurements.
+
+    Args:
+        lrs: rising learning rates.
+        limits: one limit per rate; ∞ and 0 are allowed, NaN is left out.
+    """
+    x, y = np.asarray(lrs, dtype=float), np.asarray(limits, dtype=float)
+    x, y = x[~np.isnan(y)], y[~np.isnan(y)]
+    if not len(x):
+        return Crossing(math.nan, False)
+    below = np.flatnonzero(y < x)
+    if not len(below) or below[0] == 0:
+        return Crossing(float(x[0] if len(below) else x[-1]), True)
+    low, high = below[0] - 1, below[0]
+    if np.isinf(y[low]) or y[high] == 0:
+        return Crossing(float(math.sqrt(x[low] * x[high])), False)
+    over, under = math.log(y[low] / x[low]), math.log(y[high] / x[high])
+    share = over / (over - under)
+    return Crossing(float(x[low] * (x[high] / x[low]) ** share), False)

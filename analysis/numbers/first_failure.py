@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.numbers.window_ends import exploded
 from analysis.numbers.windows import Window, median_line, outcomes
-from analysis.study.ends import exploded
 from analysis.study.load import ENDED, Frame, Study
 from analysis.study.unlearned import unlearned
 from analysis.words import lr_text

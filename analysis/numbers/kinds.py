@@ -150,7 +150,9 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
     median, table = found.median, outcomes(study, found.series)
     best_lr = math.nan if median is None else median.best_lr
     on_axis = 1.0 if study.is_in_multiples else reference
-    steps = _steps_at(study, series, best_lr)
+    rows = recorded_steps(study, TERMINAL, OWN_STATE)
+    rows = rows[(rows["series"] == series) & (rows["run_lr"] == best_lr)]
+    steps = rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))
     ratios = (steps["alpha_max"] / steps["lr"]).groupby(steps["run_id"]).apply(finite_median)
     sizes = steps.groupby("run_id")["rms_u"].mean()
     raw = reference if study.is_in_multiples else 1.0  # converts the tables' rates into real learning rates
@@ -230,10 +232,3 @@ def _stable_bounds(runs: Frame, best_lr: float) -> Bounds:
         return math.nan, math.nan
     above = [float(lr) for lr in set(runs["lr"]) if lr > max(stable)]
     return math.log10(max(stable) / best_lr), math.log10(min(above) / best_lr) if above else math.inf
-
-
-def _steps_at(study: Study, series: str, lr: float) -> Frame:
-    """Return the terminal steps recorded at one rate from the optimizer's own state."""
-    rows = recorded_steps(study, TERMINAL, OWN_STATE)
-    rows = rows[(rows["series"] == series) & (rows["run_lr"] == lr)]
-    return rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))

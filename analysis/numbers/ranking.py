@@ -195,7 +195,9 @@ def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -
 def _centre(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return centred ranks in each draw, as shares of the number drawn."""
     number = weights.sum(axis=1, keepdims=True)
-    return (_ranks(values, weights) - (number + 1) / 2) / np.maximum(number, 1)
+    names, place = np.unique(values, return_inverse=True)
+    held = weights @ np.eye(len(names))[place]  # each value's count; copies share their mean rank
+    return ((np.cumsum(held, axis=1) - (held - 1) / 2)[:, place] - (number + 1) / 2) / np.maximum(number, 1)
 
 
 def _codes(strata: Sequence[Hashable], number: int) -> np.ndarray:
@@ -214,10 +216,3 @@ def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np
         own = codes == code
         found[own] = _centre(v[own], np.ones((1, int(own.sum()))))[0] + 0.5
     return found
-
-
-def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return each value's rank among the drawn ones, per draw; copies share their mean rank."""
-    names, place = np.unique(values, return_inverse=True)
-    held = weights @ np.eye(len(names))[place]  # each value's count
-    return (np.cumsum(held, axis=1) - (held - 1) / 2)[:, place]

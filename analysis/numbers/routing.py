@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.numbers.comparison import EVERYTHING, TIE_DECADES, UNRESOLVED, Comparison, decide
 from analysis.numbers.early import breaks
 from analysis.numbers.logit_growth import LATE_ROWS
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import tabulate, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.numbers.comparison import Comparison, decide
-from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.step_shares import COUNTED, DIVERGED, MEASURED, TERMINAL, count_stable_steps
 from analysis.study.load import Frame, Study
 

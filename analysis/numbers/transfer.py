@@ -25,9 +25,8 @@ from analysis.numbers.best_rates import Best, find_best, find_regret
 from analysis.numbers.comparison import Bests, compare_lowest
 from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
 from analysis.numbers.learning import LITTLE_SHARE
-from analysis.numbers.significance import LEVEL, holm
 from analysis.numbers.size_laws import AXES, Law, Size, determines_product, find_extra_terms, fit_law
-from analysis.numbers.spread import Spread
+from analysis.numbers.spread import LEVEL, Spread, holm
 from analysis.numbers.windows import Window, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Frame, Study

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import windows
-from analysis.study.ends import shown_states
-from analysis.study.load import ENDED, Frame, Study
+from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
-from stability.runs.words import EXPLODED
+from stability.runs.words import EXPLODED, is_exploded, shown_state
 
 Reason = Literal["diverged", "exploded", "spiked", "learned nothing", "slow", "no result", "end of the grid"]
 # By severity: of two equally frequent outcomes the first one names the end.
@@ -67,3 +68,15 @@ def _end(runs: Frame, lr: float) -> End:
     counts = {status: int((ends == status).sum()) for status in BY_STATUS}
     most = max(counts, key=lambda status: counts[status])
     return End(BY_STATUS[most], lr, counts[most], len(there))
+
+
+def shown_states(runs: Frame) -> Column:
+    """Return each run's state as tables and sentences name it (`stability.runs.words.shown_state`)."""
+    rows = zip(runs["status"], runs["val_nll"], runs["init_nll"], strict=True)
+    return pd.Series([shown_state(*row) for row in rows], runs.index, dtype=object, name="status")
+
+
+def exploded(runs: Frame) -> Column:
+    """Return for each run whether its finite NLL lies above that of its untrained model."""
+    pairs = zip(runs["val_nll"], runs["init_nll"], strict=True)
+    return pd.Series([is_exploded(*pair) for pair in pairs], runs.index, dtype=bool)

@@ -15,6 +15,7 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.ablations import ablations
 from analysis.numbers.step_shares import PHASES
+from analysis.numbers.window_ends import shown_states
 from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.paper.beside import accuracy_table, claims_table, loss_tables
 from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_grids
@@ -30,8 +31,7 @@ from analysis.paper.grid import (
 )
 from analysis.paper.printed import ablation_tables_beside
 from analysis.paper.tables import alpha_tables, list_measured, nll_tables
-from analysis.sections import ablation_figure, curves
-from analysis.study.ends import shown_states
+from analysis.sections import ablation, curves
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import state_text
@@ -72,7 +72,11 @@ def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
     if any(set(study.runs["mechanism"]) & {"sc", "mix"} for study in studies):
         yield heading("What the consensus paper's own tables say of its claims") + shown([claims_table()])
     if places:
-        yield heading("Learning curves") + _curves(places)
+        found: Pieces = ()
+        for number, block in enumerate(places):
+            prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
+            found += name_pictures(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
+        yield heading("Learning curves") + (found or paragraph("No training loss was recorded."))
 
 
 def _studies(studies: Sequence[Study]) -> Table:
@@ -149,17 +153,8 @@ def _ablation(study: Study) -> Pieces:
     """Return a study's ablation as in its own report, with the paper's numbers added."""
     prefix = f"{study.name}-"
     return shown(ablation_tables_beside(study)) + name_pictures(
-        assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
+        assembly.pictures(ablation.SECTION, study, prefix), prefix, study.name
     )
-
-
-def _curves(places: Sequence[Block]) -> Pieces:
-    """Return each place's learning curves as in its own report (Figures 7 to 10)."""
-    found: Pieces = ()
-    for number, block in enumerate(places):
-        prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
-        found += name_pictures(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
-    return found or paragraph("No training loss was recorded.")
 
 
 def name_pictures(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:

@@ -62,7 +62,6 @@ ACCURACY = Source(
     "Table 1",
     "validation accuracy of ViT-small in per cent, mean ± standard deviation of three runs",
 )
-SOURCES = (NLL, ALPHA_MAX, ABLATION, LOSSES, ACCURACY)
 
 
 @cache

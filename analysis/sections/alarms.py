@@ -15,7 +15,6 @@ from analysis.claims.judging import judge
 from analysis.claims.reference import short_verdict
 from analysis.claims.signals import TEST
 from analysis.drawing.marks import mark, rate_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.alarms import (
@@ -31,7 +30,15 @@ from analysis.numbers.alarms import (
 )
 from analysis.numbers.early import breaks
 from analysis.numbers.ranking import Estimate
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    is_of_rates,
+    list_one,
+    make_body,
+    make_printer,
+)
 from analysis.study.load import ENDED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural
@@ -192,13 +199,6 @@ def _draw_run(ax: Axes, rows: Frame, onset: float, signal: Signal, color: Any) -
         ax.set_yscale("log")
 
 
-def tables(study: Study) -> list[Table | str]:
-    found = table(study)
-    return [*([found] if found else []), *sentences(study)]
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
-
-
-SECTION = Section(body, applies, figures, make_printer(tables), body)
+TABLES = list_one(table)
+BODY = make_body(TITLE, TABLES, sentences)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES, sentences), BODY)

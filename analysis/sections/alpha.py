@@ -1,4 +1,4 @@
-"""Show α_max along the optimizer's step: figures, method, tables."""
+"""Show α_max along the optimizer's step: figures, method, tables, and its growth with the rate of training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, mark_entry, say_instead
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
-from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import (
     DIVERGED,
+    TERMINAL,
     count_stable_steps,
     finite_median,
     phases_and_states,
@@ -26,15 +27,15 @@ from analysis.numbers.step_shares import (
     recorded_steps,
     series_with_results,
 )
-from analysis.sections.alpha_along_step import CAPTION as ALONG_CAPTION
-from analysis.sections.alpha_along_step import EXPLAINED, NAME, step_figure
+from analysis.numbers.windows import windows
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
+from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED, base_rates, explain_undefined_states, state_text, states_explained
 from analysis.study.step_terms import step_terms, terms_in_brief
-from analysis.words import join_words, plural, wrap
+from analysis.words import join_words, lr_text, plural, power, wrap
 
 TITLE = "Maximum stable learning rate α_max along the optimizer's step"
 MOST_VECTOR_POINTS = 2000  # per panel; more are rasterized, because a PDF with megabytes of vectors renders slowly
@@ -259,6 +260,71 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     tables = alpha_tables(study)
     own = [each for each in tables if f"“{OWN_STATE}”" in each.title]
     return heading(TITLE) + along + shown((own or tables)[:1])
+
+
+NAME = "alpha-along-step"
+EXPLAINED = (
+    "Why α_max grows with the rate of training: α_max = −2 · slope / curvature describes the weights that a run has "
+    "reached, not the model. To second order the loss along a step is a parabola, back at its start at α_max. A run "
+    "leaves regions whose curvature along its steps is too large for its rate; so a run at a larger rate ends in a "
+    "flatter region, with a larger α_max. α_max is therefore no recommended rate: it says how far a step can go from "
+    "these weights. α_max / α compares runs."
+)
+ALONG_CAPTION = (
+    "Loss along a step of {series} at three rates of training, from the recorded slope and curvature of the step with "
+    "the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
+)
+
+
+def typical_steps(study: Study, series: str) -> Frame:
+    """Return the recorded step with the median α_max at the lowest, the best and the highest measured rate.
+
+    Args:
+        study: supplies the steps.
+        series: name of the series.
+
+    Returns:
+        ``run_lr lr slope curvature alpha_max``, one row per rate; fewer if rates coincide.
+    """
+    rows = recorded_steps(study, TERMINAL, OWN_STATE)
+    rows = rows[(rows["series"] == series) & np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
+    rows, best = rows.sort_values("alpha_max"), windows(study)[series].median
+    rates = sorted(set(rows["run_lr"]))
+    chosen = {*rates[:1], *([best.best_lr] if best is not None and best.best_lr in rates else []), *rates[-1:]}
+    places = [np.flatnonzero(rows["run_lr"] == lr) for lr in sorted(chosen)]
+    medians = [int(place[(len(place) - 1) // 2]) for place in places]
+    return rows.iloc[medians][["run_lr", "lr", "slope", "curvature", "alpha_max"]]
+
+
+def step_figure(study: Study) -> tuple[str, Figure] | None:
+    """Draw the reference's loss along typical steps; None below two measured rates."""
+    names = [name for name in study.series if study.of(name)["mechanism"].iloc[0] == study.reference]
+    series = names[0]
+    steps = typical_steps(study, series)
+    if len(steps) < 2:
+        return None
+    figure = Figure(figsize=(WIDTH_INCHES, 1.75), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, len(steps)))
+    for ax, step in zip(axes, steps.itertuples(), strict=True):
+        _step_panel(ax, step, looks(study)[series].color)
+    axes[0].set_ylabel(f"change of the loss{wording.nats(study)}")
+    return series, figure
+
+
+def _step_panel(ax: Axes, step, color: str) -> None:
+    """Draw one step's parabola up to beyond α_max."""
+    taken = step.lr if np.isfinite(step.lr) else step.run_lr
+    lengths = np.linspace(0, 1.15 * max(step.alpha_max, taken), 60)
+    change = lengths * step.slope + lengths**2 * step.curvature / 2
+    ax.plot(lengths, change, color=color)
+    ax.plot(taken, taken * step.slope + taken**2 * step.curvature / 2, "o", color=color, markersize=4)
+    ax.axhline(0, color=MUTED, linewidth=0.6)
+    ax.axvline(step.alpha_max, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    limit = f"$\\alpha_\\mathrm{{max}}$ {power(step.alpha_max)}"
+    ax.set_title(f"trained at {lr_text(step.run_lr)}: {limit}", loc="left", fontsize=8)
+    ax.set_xlabel("length of the step α", fontsize=8)
+    ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+    ax.tick_params(labelsize=7)
 
 
 SECTION = Section(body, figures=figures, brief=brief, tables=tables)

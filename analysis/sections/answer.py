@@ -310,7 +310,8 @@ def _table(
 
 def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tuple[Cell, ...]:
     series, found = numbers.series, windows(study)[numbers.series].median
-    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_time(numbers)))
+    spread = Spread.of(numbers.step_s.values())
+    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(f"{1000 * spread.median:.3g} ms" if spread.n else "--"))
     if found is None:
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
     nll = Spread.of(outcomes(study, series).loc[found.best_lr])
@@ -345,12 +346,6 @@ def _window_cell(found: Window) -> Cell:
     if found.is_empty:
         return Cell("none")
     return Cell(f"{power(found.low.lr)}–{power(found.high.lr)} ({width_text(found)})")
-
-
-def _step_time(numbers: Numbers) -> str:
-    known = [each for each in numbers.step_s.values() if math.isfinite(each)]
-    spread = Spread.of(known)
-    return f"{1000 * spread.median:.3g} ms" if spread.n else "--"
 
 
 def _explain_absence(study: Study, series: str) -> str:

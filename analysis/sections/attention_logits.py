@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, entry, mark, mechanism_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import FIXED, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.logit_growth import (
@@ -27,7 +26,15 @@ from analysis.numbers.logit_growth import (
 )
 from analysis.numbers.size_laws import AXES, Size
 from analysis.numbers.transfer import Group, find_groups, has_sizes
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    is_of_rates,
+    list_one,
+    make_body,
+    make_printer,
+)
 from analysis.sections.training_edge import upper_edge
 from analysis.sections.transfer_figures import draw_law, set_size_axes
 from analysis.study.load import Frame, Study
@@ -122,16 +129,12 @@ def figures(study: Study) -> Figures:
     found = [(group, own) for group, own in of_sizes(study) if len(group.axes) == 1]
     if found:
         return {NAME: Captioned(_draw_sizes(found[:MOST_PANELS]), SIZES_CAPTION)}
-    return {NAME: Captioned(_draw_series(study), CAPTION)}
-
-
-def _draw_series(study: Study) -> Figure:
     figure, styles = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained"), looks(study)
     ax = figure.subplots()
     drawn = {name: look for name, look in styles.items() if _draw_logits(ax, read_logits(study, name), look.color)}
     _set_axes(ax, study.runs["lr"])
     mechanism_legend(figure, drawn)
-    return figure
+    return {NAME: Captioned(figure, CAPTION)}
 
 
 def _draw_sizes(found: Sequence[tuple[Group, Sequence[Growth]]]) -> Figure:
@@ -187,12 +190,6 @@ def _draw_passing(ax: Axes, found: Sequence[tuple[Group, Sequence[Growth]]], axi
     ax.set_ylabel("passes $10^4$ at learning rate")
 
 
-def tables(study: Study) -> list[Table | str]:
-    return [table(study), *sentences(study)]
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
-
-
-SECTION = Section(body, applies, figures, make_printer(tables), body)
+TABLES = list_one(table)
+BODY = make_body(TITLE, TABLES, sentences)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES, sentences), BODY)

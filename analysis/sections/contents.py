@@ -1,7 +1,7 @@
 """List the report's sections in order: each has its own module, and a place in `SECTIONS`."""
 
 from analysis.sections import (
-    ablation_figure,
+    ablation,
     accuracy,
     alarms,
     alpha,
@@ -45,7 +45,7 @@ SECTIONS: tuple[Section, ...] = (
     optimizers.SECTION,
     mixers.SECTION,
     edge.SECTION,
-    ablation_figure.SECTION,
+    ablation.SECTION,
     nll_figures.SECTION,
     accuracy.SECTION,
     embeddings.SECTION,
@@ -79,7 +79,7 @@ SECTIONS: tuple[Section, ...] = (
 
 # Printed last by a sweep: a terminal shows the end of a printout.
 PRINTED_LAST: tuple[Section, ...] = (
-    ablation_figure.SECTION,
+    ablation.SECTION,
     embeddings.SECTION,
     alpha.SECTION,
     optimizers.SECTION,

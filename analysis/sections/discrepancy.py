@@ -1,23 +1,23 @@
 """Compare attention's consensus discrepancy by depth with PDMM's by iteration (`stability.probe what=pdmm`).
 
-Tables, figures, and a verdict on the slope.
+Tables, figures, and a verdict on the slope; PDMM's are those of consensus layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.marks import PANELS_PER_ROW, rate_legend
+from analysis.drawing.marks import PANELS_PER_ROW, entry, rate_legend
 from analysis.drawing.pieces import Pieces, paragraph, shown
-from analysis.drawing.style import MUTED, lr_colors, panels_width
+from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks
-from analysis.drawing.typeset import Table
+from analysis.drawing.typeset import Cell, Table
 from analysis.measures import (
     LAYER,
     RATE,
@@ -31,11 +31,83 @@ from analysis.measures import (
 )
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE, Mean
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
 from analysis.sections.probed import Probed, ProbeTables
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import join_words, wrap
+from analysis.words import join_words, power, wrap
+
+REACHED = 1e-6  # relative distance from the optimum at convergence
+ROUNDING = 1e-12  # below it an error is rounding
+
+
+def pdmm_table(frame: Frame) -> Table:
+    """Return PDMM's speed, first and last discrepancy, one row per graph and schedule."""
+    body = []
+    for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
+        ordered = part.sort_values("iteration")
+        reached = ordered[ordered["error"] <= REACHED]["iteration"]
+        first, last = ordered.iloc[0], ordered.iloc[-1]
+        numbers = [power(value) for value in (last["error"], first["discrepancy"], last["discrepancy"])]
+        steps = f"{reached.iloc[0]:.0f}" if len(reached) else "not reached"
+        texts = (graph, schedule, f"{first['edges']:.0f}", steps, f"{shrinkage(ordered):.3f}", *numbers)
+        body.append(tuple(map(Cell, texts)))
+    header = ("graph", "schedule", "edges", f"to {power(REACHED, 1)}", "factor", "last error", "first", "last")
+    last = int(frame["iteration"].max())
+    caption = (
+        f"{frame['nodes'].iloc[0]:.0f} quadratic nodes, {recipe(frame)}; {last} iterations, an asynchronous one "
+        f"being as many updates of one random node as there are nodes. To {power(REACHED, 1)}: iterations until ‖x − "
+        "x*‖ is that share of ‖x*‖, x* from the KKT system. Factor: mean per iteration of that error. Discrepancy: "
+        "root mean square of the constraints' residuals at the first and the last iteration."
+    )
+    return Table("PDMM on small networks", caption, header, tuple(body), (("", 6), ("discrepancy", 2)))
+
+
+def shrinkage(ordered: Frame) -> float:
+    """Return the error's mean factor per iteration, up to its last value above rounding.
+
+    NaN if only the first is above rounding.
+    """
+    errors = ordered["error"].to_numpy(dtype=float)
+    above = np.flatnonzero(errors > ROUNDING)
+    return float((errors[above[-1]] / errors[0]) ** (1 / above[-1])) if len(above) and above[-1] > 0 else float("nan")
+
+
+def recipe(frame: Frame) -> str:
+    """Describe the settings of a table's networks and solver."""
+    row = frame.iloc[0]
+    averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
+    return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
+
+
+def pdmm_figure(frame: Frame) -> Figure:
+    """Draw error and discrepancy against the iteration on log axes; one colour per graph."""
+    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
+    axes = figure.subplots(1, 2)
+    colors = dict(
+        zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False)
+    )
+    for ax, column, label in zip(
+        axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True
+    ):
+        for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
+            above = part[part[column] > ROUNDING].sort_values("iteration")
+            look = {"color": colors[graph], "linestyle": dashes(schedule == "synchronous"), "linewidth": 1.1}
+            ax.plot(above["iteration"], above[column], **look)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(numticks=7))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("iteration")
+        ax.set_ylabel(label)
+    handles = [entry(graph, color, linewidth=1.8) for graph, color in colors.items()]
+    names = dict.fromkeys(frame["schedule"])
+    handles += [entry(name, INK, linestyle=dashes(name == "synchronous")) for name in names]
+    fitting_legend(figure, handles, 6)
+    return figure
+
+
+def dashes(solid: bool) -> Any:
+    return "-" if solid else ":"
+
 
 OWN, UNSCALED = "own", "unscaled"
 FIGURE, PDMM = "discrepancy", "pdmm"
@@ -155,28 +227,21 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(panels_width(len(names)), 2.5), layout="constrained")
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
-        _depth_panel(ax, rows[rows["series"] == name], colors)
+        ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
+        for lr, at_lr in rows[rows["series"] == name].groupby("run_lr"):
+            # for each LR a line of medians and the seeds' range; γ = 1 dotted if own γ differs
+            for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
+                line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
+                look = {"color": colors[lr], "linestyle": dashes(which == OWN), "linewidth": 1.1}
+                ax.plot(line.index, line["median"], marker="o", markersize=2.5, **look)
+                ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
+        ax.set_xlabel("layer")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.set_title(wrap(name, 22), loc="left", fontweight="bold")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("discrepancy / values")
     rate_legend(figure, colors)
     return figure
-
-
-def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
-    """Draw one series' discrepancy by layer: for each LR a line of medians and the seeds' range as a band.
-
-    If own γ differs from 1, both are drawn, γ = 1 dotted.
-    """
-    ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
-    for lr, at_lr in part.groupby("run_lr"):
-        for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
-            line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
-            look = {"color": colors[lr], "linestyle": dashes(which == OWN), "linewidth": 1.1}
-            ax.plot(line.index, line["median"], marker="o", markersize=2.5, **look)
-            ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
-    ax.set_xlabel("layer")
-    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def figures(study: Study) -> Figures:

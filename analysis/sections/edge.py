@@ -78,7 +78,9 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     runs = study.of(series)
     seeds = Spread.of(runs[runs["lr"] == row.best_lr]["val_nll"]) if math.isfinite(row.best_lr) else None
     best = Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}") if seeds else Cell("--")
-    has_learned = not _only_plateaued(runs)
+    # the smallest rate is too small, not too large, if none of its seeds diverged or spiked
+    ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
+    has_learned = not ("plateaued" in ended and ended <= {"plateaued", "stable"})
     return (
         Cell(series, "" if row.state == "found" else row.state),
         best,
@@ -93,12 +95,6 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
 def _end(lr: float) -> str:
     """Return one end of a bracket as text; "…" if no rate was tried beyond."""
     return "…" if math.isnan(lr) else lr_text(lr)
-
-
-def _only_plateaued(runs: Any) -> bool:
-    """Return whether the smallest rate is too small, not too large: none of its seeds diverged or spiked."""
-    ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
-    return "plateaued" in ended and ended <= {"plateaued", "stable"}
 
 
 def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> Cell:

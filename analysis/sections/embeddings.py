@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import Mean
 from analysis.numbers.windows import windows
 from analysis.sections.nll import select_finished
-from analysis.sections.section import Drawn, Section, is_of_rates, make_printer
+from analysis.sections.section import Section, is_of_rates, list_one, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -77,8 +76,5 @@ def _cell(runs: Frame, column: str, unit: float) -> Cell:
     return Cell(text, f"{gain.mean:+.{digits}f}; {gain.detail(form)}", gain.n > 1 and gain.low > 0)
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading("Sentence embeddings") + shown([table(study)])
-
-
-SECTION = Section(body, applies, tables=make_printer(lambda study: [table(study)]))
+TABLES = list_one(table)
+SECTION = Section(make_body("Sentence embeddings", TABLES), applies, tables=make_printer(TABLES))

@@ -14,6 +14,7 @@ from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
+from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.answer import SPREAD_TOLD, answer_table, best_series
 from analysis.sections.choice import breaks, choose
@@ -21,7 +22,6 @@ from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences
 from analysis.study import wording
-from analysis.study.ends import shown_states
 from analysis.study.load import Study
 from analysis.study.naming import SPELLED
 from analysis.study.once import once_per_study

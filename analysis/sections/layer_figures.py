@@ -14,10 +14,10 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
+from analysis.claims.layers import qk_heads
 from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
-from analysis.numbers.layers import qk_heads
 from analysis.numbers.spread import Spread
 from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, layer_and_filter
 from analysis.sections.section import Figures, Section, draw_by_phase, make_body
@@ -85,7 +85,10 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
             part = rows[(rows["series"] == name) & (rows["layer"] == layer)]
             _filter_panel(ax, part, colors)
             if spectra is not None:
-                _mark_what_is_left(ax, spectra[(spectra["series"] == name) & (spectra["layer"] == layer)], colors)
+                # √(variance after / before) at the right edge: the layer's own factor (root mean square)
+                for lr, at_lr in spectra[(spectra["series"] == name) & (spectra["layer"] == layer)].groupby("run_lr"):
+                    left = np.sqrt(kept_shares(at_lr, "variance"))
+                    mark(ax, [1.04] * len(left), left, "<", colors[lr], 3.5, zorder=4, clip_on=False)
             mixer = "" if part.empty else f" ({part['mixer'].iloc[0]})"
             ax.set_title(f"layer {layer:.0f}{mixer}", loc="left")
         _factor_ticks(grid[line, 0])
@@ -103,13 +106,6 @@ def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
         middle, error = response_curve(rows)
         ax.plot(QUANTILES, middle, color=colors[lr], linewidth=1.1, zorder=3)
         ax.fill_between(QUANTILES, middle - 2 * error, middle + 2 * error, color=colors[lr], alpha=0.2, linewidth=0)
-
-
-def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
-    """Mark √(variance after / before) per LR at the right edge: the layer's own factor (root mean square)."""
-    for lr, at_lr in spectra.groupby("run_lr"):
-        left = np.sqrt(kept_shares(at_lr, "variance"))
-        mark(ax, [1.04] * len(left), left, "<", colors[lr], 3.5, zorder=4, clip_on=False)
 
 
 def _factor_ticks(ax: Axes) -> None:

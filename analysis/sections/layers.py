@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.claims.layers import qk_heads
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import (
     LAYER,
@@ -19,7 +20,6 @@ from analysis.measures import (
     percent,
     phase_tables,
 )
-from analysis.numbers.layers import qk_heads
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.probed import Probed, ProbeTables, one_table
 from analysis.study.load import Column, Frame
@@ -63,7 +63,7 @@ def _tables(found: Probed) -> list[Table]:
     """Return a table of consensus layers and one of attention for each phase."""
 
     def of_phase(part: Frame, phase: str) -> list[Table]:
-        kinds, held_out = family_of_layers(part), found.words.held_out
+        kinds, held_out = np.where(part["step_size"].notna(), CONSENSUS, ATTENTION), found.words.held_out
         return [
             _consensus_table(part[kinds == CONSENSUS], phase, held_out, found.origin, found.ropes),
             _attention_table(part[kinds == ATTENTION], phase, held_out, found.origin),
@@ -73,11 +73,6 @@ def _tables(found: Probed) -> list[Table]:
 
 
 SPECTRA_TABLES = ProbeTables(("spectra",), _tables)
-
-
-def family_of_layers(spectra: Frame) -> Any:
-    """Return each row's family: consensus if it has a step size, else attention."""
-    return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 
 
 def layer_and_filter(ropes: Collection[str]) -> str:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.claims import judging
+from analysis.claims.lengths import NAME, list_multiples, read_best
 from analysis.drawing.marks import dots, mechanism_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
-from analysis.numbers.lengths import NAME, list_multiples, read_best
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.probed import Probed, one_table
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    has_probes,
+    make_body,
+    make_printer,
+)
 from analysis.study.load import Frame, Study
 
 TITLE = "Texts longer than in training"
@@ -35,8 +39,7 @@ class _Change(Difference):
         return Cell(f"cannot: {limit.iloc[0]:.0f} positions") if len(limit) else super().cell(rows)
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes
+applies = has_probes(NAME)
 
 
 def _table(rows: Frame, phase: str, found: Probed) -> Table:
@@ -89,12 +92,5 @@ def sentences(study: Study) -> list[str]:
     return [each.text for each in judging.judge(study) if each.subject.startswith(f"{NAME} ")]
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study))
-
-
-def tables(study: Study) -> Sequence[Table | str]:
-    return [*TABLES.of_study(study), *sentences(study)]
-
-
-SECTION = Section(body, applies, figures, make_printer(tables), body)
+BODY = make_body(TITLE, TABLES.of_study, sentences)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES.of_study, sentences), BODY)

@@ -17,7 +17,7 @@ from analysis.sections.section import (
     Figures,
     Section,
     draw_by_phase,
-    is_of_rates,
+    has_probes,
     make_body,
     make_printer,
     pictures,
@@ -42,8 +42,7 @@ MEASURES = (
 )
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes
+applies = has_probes(NAME)
 
 
 def _table(rows: Frame, phase: str, found: Probed) -> Table:

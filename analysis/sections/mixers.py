@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from analysis.claims.mixers import reading
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.tables import guarded_note, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
@@ -18,7 +17,14 @@ from analysis.numbers.mixers import common_of, compares_mixers, find_plain, grou
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
-from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    continuation_name,
+    make_body,
+    make_printer,
+)
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -148,8 +154,6 @@ def figures(study: Study) -> Figures:
     return drawn
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(reading(study)) + pictures(drawn) + shown(mixer_tables(study))
-
-
-SECTION = Section(body, compares_mixers, figures, make_printer(mixer_tables, reading))
+SECTION = Section(
+    make_body(TITLE, mixer_tables, reading), compares_mixers, figures, make_printer(mixer_tables, reading)
+)

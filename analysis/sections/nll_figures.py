@@ -255,7 +255,10 @@ def top_marks(
     places, width = _points_from_left(ax, lrs, width_inches), 72 * width_inches
     # the axes' true width is known only after the layout
     of_the_axes = AffineDeltaTransform(cast(Affine2DBase, ax.transAxes))
-    room = _room_at_a_rate(places, width)
+    # marks at the ends are moved inwards, onto the axes
+    between = float(np.diff(places).min(initial=width))
+    margin = min(places[0], width - places[-1])
+    room = min(between, 2 / 3 * (margin + between), width / len(places))
     for lr, at in zip(lrs, places, strict=True):
         rows = {name: table.loc[lr].dropna() for name, table in tables.items() if lr in table.index}
         marked = {name: row for name, row in rows.items() if (row > top).any()}
@@ -280,16 +283,6 @@ def _points_from_left(ax: Axes, lrs: Sequence[float], width_inches: float) -> li
     """Return the rates' distances in points from the left end of axes this wide."""
     low, high, *places = ax.xaxis.get_transform().transform(np.array([*ax.get_xlim(), *lrs]))
     return [float((place - low) / (high - low)) * width_inches * 72 for place in places]
-
-
-def _room_at_a_rate(places: Sequence[float], width: float) -> float:
-    """Return the width in points for one rate's marks without overlap between rates.
-
-    Marks at the ends are moved inwards, onto the axes.
-    """
-    between = float(np.diff(places).min(initial=width))
-    margin = min(places[0], width - places[-1])
-    return min(between, 2 / 3 * (margin + between), width / len(places))
 
 
 def _median_level(study: Study, runs: Frame) -> float:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.marks import dots, entry, legend_columns
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
@@ -21,7 +20,14 @@ from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
-from analysis.sections.section import Captioned, Drawn, Figures, Section, continuation_name, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    continuation_name,
+    make_body,
+    make_printer,
+)
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.step_terms import terms_in_brief
@@ -119,16 +125,12 @@ def figures(study: Study) -> Figures:
     drawn = {}
     for index, group in enumerate(groups(study)):
         if (together := optimizer_figure(study, group)) is not None:
-            drawn[continuation_name(NAME, index)] = Captioned(together, optimizer_figure_caption(study))
+            drawn[continuation_name(NAME, index)] = Captioned(together, CAPTION.format(rate=_axis(study)))
         if (apart := apart_figure(study, group)) is not None:
             plain = find_plain(numbers_of(study, group)).name
             caption = APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
             drawn[continuation_name(APART, index)] = Captioned(apart, caption)
     return drawn
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(reading(study)) + pictures(drawn) + shown(optimizer_tables(study))
 
 
 NAME, APART = "optimizers", "optimizers-apart"
@@ -142,11 +144,6 @@ CAPTION = (
     "rate. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed diverged, "
     "with their count; star: the best rate."
 )
-
-
-def optimizer_figure_caption(study: Study) -> str:
-    """Return the figure's caption with the divisor of the rates."""
-    return CAPTION.format(rate=_axis(study))
 
 
 def _axis(study: Study) -> str:
@@ -246,4 +243,6 @@ def _track(ax: Axes, study: Study, each: Numbers, unit: float, place: int, look:
         dots(ax, each.best_lr / unit, place, "*", look.color, 8.5, markeredgecolor=INK, zorder=5)
 
 
-SECTION = Section(body, compares_optimizers, figures, make_printer(optimizer_tables, reading))
+SECTION = Section(
+    make_body(TITLE, optimizer_tables, reading), compares_optimizers, figures, make_printer(optimizer_tables, reading)
+)

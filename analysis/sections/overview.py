@@ -10,15 +10,19 @@ from collections.abc import Collection
 from typing import Any
 
 from analysis.claims import judging
+from analysis.claims.claim import Claim, correction_note
+from analysis.claims.judging import judge
+from analysis.claims.reference import BEST, BEYOND, COMMON, COST, OWN, RATIO, STABLE, against_reference, short_verdict
 from analysis.drawing import pieces
 from analysis.drawing.pieces import Pieces, box, heading, paragraph, shown
 from analysis.drawing.tables import find_guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.reference import reference_table
+from analysis.numbers.window_ends import shown_states
 from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
-from analysis.study.ends import shown_states
 from analysis.study.load import ENDED, Study
+from analysis.study.once import once_per_study
+from analysis.study.reference import references
 from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
 from stability.runs.words import EXPLODED
 
@@ -30,6 +34,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     commit = _value_text(known.get("commit"))
     versions = [f"{name} {version}" for name, version in _mapping(known.get("versions")).items()]
     started = _value_text(known.get("started_at")).replace("T", " ")
+    earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
+    num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
     pairs = [
         ("Command", without_folders(_value_text(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
@@ -41,7 +47,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         ("Started", f"{started}, launcher: {_value_text(study.study.get('launcher'))}"),
         ("Training time", f"{duration(float(study.runs['wall_s'].sum()))}, the sum of the runs’ own clocks"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in shown_states(study.runs).value_counts().items())),
-        *_earlier(study),
+        *([("Of earlier commands", plural(num, "run"))] if num else []),
     ]
     return pieces.heading("What was run") + pieces.facts(pairs)
 
@@ -81,13 +87,6 @@ def _trained_by_in_brief(study: Study) -> str:
         return f"its runs by {text}" if text else ""
     commits, processors = ({each[key] for each in found} for key in ("commit", "cpu"))
     return f"its runs by {plural(len(commits), 'commit')} on {plural(len(processors), 'processor')} (“What was run”)"
-
-
-def _earlier(study: Study) -> list[tuple[str, str]]:
-    """Return a row with the number of runs of earlier commands; no row if all are the last command's."""
-    earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
-    num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
-    return [("Of earlier commands", plural(num, "run"))] if num else []
 
 
 def _value_text(value: Any) -> str:
@@ -226,3 +225,50 @@ TROUBLES = Section(
     brief=_troubles_brief,
     tables=make_printer(lambda study: [short] if (short := cut_short(study)) else []),
 )
+
+
+EXPLAINED = {
+    OWN: "own window: its width in decades of learning rate",
+    COMMON: "common window: width of the rates within 5 % of the reference's best NLL",
+    BEYOND: "NLL beyond: mean NLL over the rates above the reference's window, a diverged run counting as untrained",
+    STABLE: "% stable: share of terminal steps below α_max at the highest common rates, run's own state",
+    RATIO: "α_max / α: at each one's best rate",
+    COST: "time of a step: over the reference's; by the runs' own clocks if without an interval",
+}
+
+
+@once_per_study
+def reference_table(study: Study) -> Table | None:
+    """Return a row for each series: its differences from the reference, with interval and verdict; or None."""
+    claims, plains = judge(study), references(study)
+    found = against_reference(claims)
+    names = list(dict.fromkeys(name for quantities in found.values() for name in quantities if name))
+    bests = [name for name in names if name.startswith(BEST)]
+    columns = [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, COST) if name in names]
+    if not columns:
+        return None
+    rows = tuple(_row(series, plains[series], quantities, columns) for series, quantities in found.items())
+    explained = "; ".join(text for name, text in EXPLAINED.items() if name in columns)
+    caption = (
+        f"Paired differences over seeds, mechanism less reference: {explained}. Below: interval (95 % by Student's t, "
+        "for two seeds their range), then the verdict on “better than the reference”: wider window, lower NLL, more "
+        f"stable steps, larger α_max / α, less time. {correction_note(claims)}"
+    )
+    widths = ("1.1fr", *("1fr",) * len(columns))
+    return Table("Each mechanism against the reference", caption, ("mechanism", *columns), rows, (), (), widths)
+
+
+def _row(series: str, plain: str, quantities: dict[str, Claim], columns: list[str]) -> tuple[Cell, ...]:
+    name = Cell(series, f"against {plain}")
+    if "" in quantities:
+        return (name, Cell("learned too little"), *(Cell("--"),) * (len(columns) - 1))
+    return (name, *(_cell(quantities.get(column)) for column in columns))
+
+
+def _cell(claim: Claim | None) -> Cell:
+    """Return the difference, the interval without unit, and the verdict."""
+    if claim is None:
+        return Cell("--")
+    interval = claim.interval.removesuffix(f" {claim.difference.rpartition(' ')[2]}")
+    verdict = short_verdict(claim)
+    return Cell(claim.difference or "--", f"{interval}\n{verdict}", claim.verdict in ("holds", "contradicted"))

@@ -17,7 +17,7 @@ from analysis.drawing.pieces import Picture, Pieces, box, heading, paragraph, sh
 from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers import early, early_curves
+from analysis.numbers import early
 from analysis.numbers.early import has_early
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.prediction import (
@@ -50,7 +50,7 @@ class Evidence:
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
-        self.runs, self.curves = early.join_early_runs(self.studies), early_curves.join_early_curves(self.studies)
+        self.runs, self.curves = early.join_early_runs(self.studies), early.join_early_curves(self.studies)
         events = [event for event in EVENTS if event == "broke" or self._differs(event)]
         self.of_runs = {event: score_runs(self.runs, event) for event in events}
         self.of_curves = {target: score_curves(self.curves, target) for target in TARGETS}
@@ -229,11 +229,6 @@ def figures_of(found: Evidence) -> dict[str, Captioned]:
     return drawn
 
 
-def reading(found: Evidence) -> list[str]:
-    """Return the sentences: conclusion, the best baselines' scores, and each claim."""
-    return [_opening(found), *(claim.text for claim in found.claims())]
-
-
 def _opening(found: Evidence) -> str:
     best = [
         said.best_of_baselines(scored, f"which runs {EVENTS[event]}", "AUC") for event, scored in found.of_runs.items()
@@ -254,7 +249,7 @@ def figures(study: Study) -> Figures:
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     found = evidence(study)
-    return [*tables_of(found), *reading(found)]
+    return [*tables_of(found), _opening(found), *(claim.text for claim in found.claims())]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

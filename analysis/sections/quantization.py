@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +27,16 @@ from analysis.measures import (
 from analysis.numbers.quantization import BEFORE, LAYERS, LEARNED, NAME, TERMINAL, count_lost, list_bits, read_rows
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.probed import Probed, ProbeTables
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import (
+    Captioned,
+    Drawn,
+    Figures,
+    Section,
+    has_probes,
+    make_body,
+    make_printer,
+    pictures,
+)
 from analysis.study.load import Frame, Study
 from analysis.words import join_words, power
 from stability.runs.words import Words
@@ -47,8 +55,7 @@ CAPTION = (
 BEFORE_LINE = "Dotted: median at the last checkpoint before the rate decays. "
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes
+applies = has_probes(NAME)
 
 
 def _tables(found: Probed) -> list[Table]:
@@ -193,17 +200,11 @@ def sentences(study: Study) -> list[str]:
     return [each.text for each in judging.judge(study) if each.paper == PAPER]
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study))
-
-
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return verdicts, figure and the first table."""
     return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown(TABLES.of_study(study)[:1])
 
 
-def tables(study: Study) -> Sequence[Table | str]:
-    return [*TABLES.of_study(study), *sentences(study)]
-
-
-SECTION = Section(body, applies, figures, make_printer(tables), brief)
+SECTION = Section(
+    make_body(TITLE, TABLES.of_study, sentences), applies, figures, make_printer(TABLES.of_study, sentences), brief
+)

@@ -6,16 +6,24 @@ import math
 
 from matplotlib.figure import Figure
 
-from analysis.claims.routing import collapse_claim
+from analysis.claims.claim import Claim, interval_text, signed, verdict_of, word_claim
 from analysis.drawing.marks import dots, mechanism_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.comparison import Comparison
 from analysis.numbers.logit_growth import LATE_ROWS
-from analysis.numbers.routing import LOAD, LOG, read_routing
+from analysis.numbers.routing import LOAD, LOG, compare_collapse, read_routing
 from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
-from analysis.study.load import Column, Frame, Study
+from analysis.sections.section import (
+    Captioned,
+    Figures,
+    Section,
+    is_of_rates,
+    list_one,
+    make_body,
+    make_printer,
+)
+from analysis.study.load import Column, Study
 from analysis.words import lr_text, plural
 
 TITLE, NAME = "Does routing collapse before the loss does?", "routing"
@@ -90,7 +98,9 @@ def _draw(study: Study) -> Figure:
         for series in names:
             look, window = styles[series], windows(study)[series].median
             own = runs[runs["series"] == series]
-            _draw_line(ax, own, column, look)
+            line = own.groupby("lr")[column].median().dropna()
+            ax.plot(line.index, line.to_numpy(), color=look.color, linestyle=look.dashes, linewidth=1.2)
+            dots(ax, own["lr"], own[column], look.marker, look.color, 3)
             if window is not None and not window.open_high:
                 ax.axvline(window.high.lr, color=look.color, linewidth=0.9, linestyle=":")
         lr_axis(ax, runs["lr"], most=4)
@@ -100,18 +110,45 @@ def _draw(study: Study) -> Figure:
     return figure
 
 
-def _draw_line(ax, runs: Frame, column: str, look) -> None:
-    line = runs.groupby("lr")[column].median().dropna()
-    ax.plot(line.index, line.to_numpy(), color=look.color, linestyle=look.dashes, linewidth=1.2)
-    dots(ax, runs["lr"], runs[column], look.marker, look.color, 3)
+def collapse_claim(study: Study, series: str) -> Claim:
+    """Return the claim on one series with a router, judged over seeds."""
+    result = compare_collapse(study, series)
+    return word_claim(
+        Claim(
+            f"routing {series}",
+            verdict_of(result),
+            statement=f"{series}: routing collapses before the loss does",
+            n=result.n,
+            effect=_effect(result),
+            interval=interval_text(result.interval, result.n, "decades"),
+            finding=f"{series}: {_finding(result)}",
+            differences=result.differences,
+            more_runs=result.more_runs,
+        )
+    )
 
 
-def tables(study: Study) -> list[Table | str]:
-    return [table(study), *sentences(study)]
+def _effect(result: Comparison) -> str:
+    low, high = result.size
+    if low == high:
+        return f"{signed(low)} decades"
+    return f"{'≤ ' if math.isinf(low) else '≥ '}{signed(high if math.isinf(low) else low)} decades"
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + pictures(drawn) + shown([table(study)])
+def _finding(result: Comparison) -> str:
+    low, high = result.size
+    if math.isinf(low) and math.isinf(high):
+        return "neither routing nor loss has an edge among the swept rates of every seed"
+    if math.isinf(low):
+        return (
+            f"some seed’s routing collapses at no swept rate; the loss is lost at least {abs(high):.2f} decades below"
+        )
+    if math.isinf(high):
+        return f"some seed’s loss is lost at no swept rate; routing collapses at least {abs(low):.2f} decades below"
+    side = "below" if low + high > 0 else "above"
+    return f"routing collapses {abs(low + high) / 2:.2f} decades {side} the learning rate that loses the loss"
 
 
-SECTION = Section(body, applies, figures, make_printer(tables), body)
+TABLES = list_one(table)
+BODY = make_body(TITLE, TABLES, sentences)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES, sentences), BODY)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from analysis.drawing.pieces import Pieces, heading, shown
+from analysis.drawing.pieces import Pieces, box, heading, shown
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
 from analysis.study.load import Study
@@ -37,28 +37,44 @@ def is_of_rates(study: Study) -> bool:
 Printed = Callable[[Study, Sequence[str]], Sequence[Table | str]]
 
 
-def make_printer(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
+Body = Callable[[Study, Drawn], Pieces]
+
+
+def make_printer(*parts: Callable[[Study], Iterable[Table | str | None]]) -> Printed:
     """Return a function that lists a study's tables and sentences, for any measured phases."""
-    return lambda study, phases: [each for part in parts for each in part(study)]
+    return lambda study, phases: [each for part in parts for each in part(study) if each is not None]
+
+
+def list_one(table: Callable[[Study], Table | None]) -> Callable[[Study], list[Table | None]]:
+    """Return a function that lists a section's one table."""
+    return lambda study: [table(study)]
+
+
+def has_probes(*names: str) -> Callable[[Study], bool]:
+    """Return a function that decides whether a study compares rates and has probed these."""
+    return lambda study: is_of_rates(study) and all(name in study.probes for name in names)
 
 
 def make_body(
     title: str = "",
     tables: Callable[[Study], Iterable[Table | None]] = lambda study: (),
+    said: Callable[[Study], Sequence[str]] = lambda study: (),
     *,
     is_table_first: bool = False,
-) -> Callable[[Study, Drawn], Pieces]:
-    """Return a function for a section's pieces: a heading, its figures and its tables.
+) -> Body:
+    """Return a function for a section's pieces: a heading, its sentences in a box, its figures and its tables.
 
     Args:
         title: "" for a section under the previous heading.
         tables: tables of a study; None for those without rows.
+        said: sentences.
         is_table_first: whether tables come before figures.
     """
 
     def body(study: Study, drawn: Drawn) -> Pieces:
         parts = (pictures(drawn), shown(tables(study)))
-        return (heading(title) if title else ()) + sum(parts[::-1] if is_table_first else parts, ())
+        head = (heading(title) if title else ()) + box(said(study))
+        return head + sum(parts[::-1] if is_table_first else parts, ())
 
     return body
 
@@ -70,17 +86,16 @@ class Section:
     Attributes:
         body: makes the section's pieces, including its heading, from the study and each figure's piece by name.
         applies: whether the study has the section's data; if not, nothing else is called.
-        figures: figures with data by name. No two sections share a name: `analysis.export.write_figures` names files by
-            it.
+        figures: figures with data by name. No two sections share a name: `analysis.export` names files by it.
         tables: tables and sentences printed at the end of a sweep, from the study and the phases with measured α_max.
         brief: as ``body``, for the appendix of a short report; None: the first table or figure.
     """
 
-    body: Callable[[Study, Drawn], Pieces]
+    body: Body
     applies: Callable[[Study], bool] = is_of_rates
     figures: Callable[[Study], Figures] = lambda study: {}
     tables: Printed = make_printer()
-    brief: Callable[[Study, Drawn], Pieces] | None = None
+    brief: Body | None = None
 
 
 def sourced(study: Study, figure: Figure, caption: str) -> Captioned:

@@ -23,7 +23,7 @@ from analysis.measures import RATE, SERIES, Form, Measure, grid_table
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.probed import Probed, one_table
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_probes, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import join_words, plural, power, wrap
@@ -150,10 +150,6 @@ FIGURE_CAPTION = (
 )
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes
-
-
 def figures(study: Study) -> Figures:
     """Draw ``streams-<phase>-<number>``; {} without a probe.
 
@@ -258,4 +254,4 @@ def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
     return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)
 
 
-SECTION = Section(body, applies, figures)
+SECTION = Section(body, has_probes(NAME), figures)

@@ -7,7 +7,7 @@ from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.sections.probed import Probed, one_table
-from analysis.sections.section import Drawn, Section, is_of_rates, make_body, make_printer
+from analysis.sections.section import Drawn, Section, has_probes, make_body, make_printer
 from analysis.study.load import Frame, Study
 
 TITLE, NAME = "The generalisation gap", "train_nll"
@@ -16,10 +16,6 @@ MEASURES = (
     Measure("validation", lambda rows: rows["nll"], three_digits),
     Difference("gap", lambda rows: rows["difference"]),
 )
-
-
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes
 
 
 def _table(rows: Frame, phase: str, found: Probed) -> Table:
@@ -40,4 +36,6 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     return heading(TITLE) + tuple(TABLES.at_best(study)[:1])
 
 
-SECTION = Section(make_body(TITLE, TABLES.of_study), applies, tables=make_printer(TABLES.of_study), brief=brief)
+SECTION = Section(
+    make_body(TITLE, TABLES.of_study), has_probes(NAME), tables=make_printer(TABLES.of_study), brief=brief
+)

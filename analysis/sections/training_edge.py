@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import rate_legend
-from analysis.drawing.pieces import Pieces, box, heading, shown
+from analysis.drawing.pieces import Pieces
 from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
@@ -23,8 +23,9 @@ from analysis.sections.section import (
     Section,
     continuation_name,
     is_of_rates,
+    list_one,
+    make_body,
     make_printer,
-    pictures,
 )
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
@@ -159,12 +160,12 @@ def _draw_ratio(ax: Axes, rows: Frame, ratio: str, colors) -> None:
     ax.set_yscale("log")
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading(TITLE) + box(sentences(study)) + shown([table(study)]) + pictures(drawn)
+TABLES = list_one(table)
+BODY = make_body(TITLE, TABLES, sentences, is_table_first=True)
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
-    return body(study, {name: drawn[name] for name in drawn if name == NAME})
+    return BODY(study, {name: drawn[name] for name in drawn if name == NAME})
 
 
-SECTION = Section(body, applies, figures, make_printer(lambda study: [table(study), *sentences(study)]), brief)
+SECTION = Section(BODY, applies, figures, make_printer(TABLES, sentences), brief)

@@ -30,7 +30,7 @@ from analysis.measures import (
 from analysis.numbers.spread import MEAN_RULE, MEDIAN_RULE
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.probed import Probed, ProbeTables
-from analysis.sections.section import Figures, Section, draw_by_phase, is_of_rates, make_body
+from analysis.sections.section import Figures, Section, draw_by_phase, has_probes, make_body
 from analysis.study.load import Column, Frame, Study
 
 NAME, LAYERS = "training_free", "training_free_layers"
@@ -122,13 +122,9 @@ CAPTION = (
 )
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and NAME in study.probes and LAYERS in study.probes
-
-
 def figures(study: Study) -> Figures:
     """Draw ``training_free-<phase>-<number>``, one for each series."""
-    return draw_by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION) if applies(study) else {}
+    return draw_by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION)
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
@@ -206,4 +202,6 @@ def choose_budget(budgets: Sequence[float]) -> float:
     return min(budgets, key=lambda budget: (abs(budget - SHOWN_BUDGET), budget))
 
 
-SECTION = Section(make_body("What stands in for sa without training", TABLES.of_study), applies, figures)
+SECTION = Section(
+    make_body("What stands in for sa without training", TABLES.of_study), has_probes(NAME, LAYERS), figures
+)

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from analysis.drawing.marks import dots, entry, mark, mark_entry, say_instead
 from analysis.drawing.style import FIXED, OTHERS, WIDTH_INCHES, fitting_legend, lr_axis
 from analysis.numbers.size_laws import AXES, Law, Size
-from analysis.numbers.transfer import Curve, Group, fit_law_of
+from analysis.numbers.transfer import Group, fit_law_of
 from analysis.numbers.windows import median_line
 from analysis.words import lr_text
 
@@ -79,7 +79,10 @@ def _draw_laws(ax: Axes, groups: Sequence[Group]) -> None:
     axis = groups[0].axes[0]
     for (color, marker), group in zip([*FIXED.values(), *OTHERS], groups, strict=False):
         known = [curve for curve in group.curves if not curve.best.open]
-        _draw_best(ax, known, axis, color, marker)
+        for curve in known:
+            ends = [10 ** (curve.best.log_lr + sign * curve.best.error) for sign in (-1, 1)]
+            ax.plot([curve.size[axis]] * 2, ends, color=color, linewidth=0.9)
+        dots(ax, [curve.size[axis] for curve in known], [curve.best.lr for curve in known], marker, color, 5)
         if (law := group.law) is not None:
             draw_law(ax, law, group.curves[-1].size, color)
         if (earlier := fit_law_of(group.curves[:-1])) is not None:
@@ -129,10 +132,3 @@ def set_size_axes(ax: Axes, sizes: Sequence[float], name: str) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(name)
     ax.tick_params(axis="x", labelrotation=30)
-
-
-def _draw_best(ax: Axes, curves: Sequence[Curve], axis: int, color: str, marker: str) -> None:
-    for curve in curves:
-        ends = [10 ** (curve.best.log_lr + sign * curve.best.error) for sign in (-1, 1)]
-        ax.plot([curve.size[axis]] * 2, ends, color=color, linewidth=0.9)
-    dots(ax, [curve.size[axis] for curve in curves], [curve.best.lr for curve in curves], marker, color, 5)

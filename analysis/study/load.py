@@ -1,7 +1,7 @@
 """Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
 Column names come from `stability.runs.schema`, a module without imports. Otherwise `analysis` imports from `stability`
-only `printable`, `stability.runs.words`, `stability.runs.recorded_words` and `stability.runs.older`.
+only `printable`, `stability.runs.words`, `stability.runs.spikes` and `stability.runs.older`.
 """
 
 from __future__ import annotations
@@ -178,10 +178,12 @@ def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
     if reference is not None and reference not in there:
         raise ValueError(f"reference={reference}: no run of {study_dir.name} has it; choose of {', '.join(there)}")
     frames, extra = _name(frames, extra, manifest)
+    identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
+    folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
-        tokenizer=_tokenizer(study_dir, manifest),
+        tokenizer=folder if identity and (folder / "summary.json").is_file() else None,
         throughput=_throughput(study_dir, naming.earlier(frames["runs"])),
         **extra,
         **frames,
@@ -217,13 +219,6 @@ def _name(frames: dict[str, Frame], extra: dict[str, Any], manifest: dict[str, A
         frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
     frames["runs"] = naming.name_series(frames["runs"], manifest)
     return frames, extra
-
-
-def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
-    """Return the results folder of the objective's structure tokenizer. None without one or if not measured."""
-    identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
-    folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
-    return folder if identity and (folder / "summary.json").is_file() else None
 
 
 def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from analysis.study import multiples
 from analysis.study.load import Frame, Study
 from analysis.study.naming import BLIND
 from analysis.words import count_range, join_words, lr_text, plural, value_text
-from stability.runs.recorded_words import words_of_record
+from stability.runs.older import words_of_record
 from stability.runs.words import Words
 
 

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from stability.config.base import AnySettings, Settings, validate
-from stability.config.computed import COMPUTED
 from stability.config.cross import parse_cross
-from stability.config.deployment import DeploySpec, InferSpec
-from stability.config.embedding import EmbedSpec
+from stability.config.deployment import DeploySpec, EmbedSpec, InferSpec
 from stability.config.entries import DescribeSpec, HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec, WebSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
-from stability.config.parts import part
+from stability.config.parts import COMPUTED, part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec

@@ -55,7 +55,7 @@ def read_axes(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):  # already read
         return values
     axes = dict(_walk(given, ()))
-    found = _copy_groups(values)
+    found = {key: dict(item) if key in GROUPS and isinstance(item, dict) else item for key, item in values.items()}
     for field in LISTED:
         own = _get(found, field)
         if isinstance(own, list | tuple) and own:
@@ -79,10 +79,6 @@ def _walk(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, li
         else:
             text = f"vary.{'.'.join(place)}={value_text(item)}"
             raise ValueError(f"{text}: must be a list of the field's values, e.g. vary.schedule.warmup_steps=[0,100]")
-
-
-def _copy_groups(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: dict(item) if key in GROUPS and isinstance(item, dict) else item for key, item in values.items()}
 
 
 def _get(values: dict[str, Any], field: str) -> Any:

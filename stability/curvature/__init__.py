@@ -30,7 +30,6 @@ from stability.curvature.decompose import (
     gauss_newton_product,
     gradient_noise_scale,
 )
-from stability.curvature.diagonal import Diagonal, hessian_diagonal, hutchinson_diagonal
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, directional, hvp
@@ -43,7 +42,7 @@ from stability.curvature.spectrum import (
     top_eigenvalue,
 )
 from stability.curvature.taylor import missing_rule
-from stability.curvature.traces import Trace, hutchinson_trace, trace
+from stability.curvature.traces import Diagonal, Trace, hessian_diagonal, hutchinson_diagonal, hutchinson_trace, trace
 from stability.curvature.training_graph import GradientWithGraph
 
 __all__ = [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from stability.curvature._autocast import record_autocasts
-from stability.curvature._graph import check_used, plain_gradient
+from stability.curvature._autocast import Autocast, record_autocasts
+from stability.curvature._graph import check_used, graph_nodes, plain_gradient
 from stability.curvature._inputs import Objective, Tensors, check_count
-from stability.curvature._precision import precision_of
 from stability.curvature.recorded import RecordedLoss
 
 
@@ -55,3 +55,19 @@ def gradient_terms(objective: Objective, params: Tensors, *, precise: bool = Fal
 
     for value, count, precision, *gradients in objective.evaluate("gradient", function, dict(params)):
         yield GradientTerm(value.item(), check_count(count), dict(zip(params, gradients, strict=True)), precision)
+
+
+def precision_of(value: Tensor, params: Tensors, inside: Iterable[Autocast]) -> float:
+    """Return the eps of the narrowest type in a loss's computation.
+
+    Args:
+        value: the loss, or outputs, with its graph.
+        params: the tensors it was computed from.
+        inside: autocasts entered by the loss. The graph alone is not enough: it shows only the ends of a compiled part.
+    """
+    devices = {param.device.type for param in params.values()}
+    types = {param.dtype for param in params.values()}
+    types |= {entry.dtype for node in graph_nodes(value) for entry in getattr(node, "_input_metadata", ())}
+    types |= {each.dtype for each in inside if each.device in devices and each.gradients}
+    types |= {torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
+    return max(torch.finfo(each).eps for each in types if each.is_floating_point)

@@ -35,7 +35,8 @@ class StepUnderWay:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool):
-        params = moving_params(model, optimizer)
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        params = {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
         self.model = model
         self.start: Tensors = {name: param.detach().clone() for name, param in params.items()}
         self.items: list[Item] = []
@@ -68,12 +69,6 @@ class StepUnderWay:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.first_is_zero = rates[0] == 0 and max(rates) > 0
         self.lrs.append(max(rates) if self.first_is_zero else rates[0])
-
-
-def moving_params(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the model's trainable parameters in the optimizer, by name."""
-    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    return {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -163,7 +163,13 @@ class Tape:
         # numpy may be imported meanwhile
         if random.getstate() != python or numpy not in (None, _numpy_state()):
             raise Refused("random numbers are drawn")
-        operations = _select_needed(recorder, outputs)
+        # the operations that the outputs or a guard depend on, in order
+        needed, kept = {_storage(tensor) for tensor in outputs}, []
+        for operation in reversed(recorder.operations):
+            if operation.guard is not None or operation.writes & needed:
+                needed |= operation.reads | operation.writes
+                kept.append(operation)
+        operations = kept[::-1]
         touched = {storage for each in operations for storage in each.reads | each.writes}
         self.externals = bool(touched - recorder.own - recorder.inputs)
         planned = _Plan(operations, outputs, _constants(recorder))
@@ -287,16 +293,6 @@ def _find_out_overload(func: Any) -> tuple[Any, list[str]]:
         if len(out) == len(func._schema.returns) and others == wanted:
             return overload, out
     return None, []
-
-
-def _select_needed(recorder: Recorder, outputs: list[Tensor]) -> list[Operation]:
-    """Return the operations that the outputs or a guard depend on, in order."""
-    needed, kept = {_storage(tensor) for tensor in outputs}, []
-    for operation in reversed(recorder.operations):
-        if operation.guard is not None or operation.writes & needed:
-            needed |= operation.reads | operation.writes
-            kept.append(operation)
-    return kept[::-1]
 
 
 def _constants(recorder: Recorder) -> set[int]:

@@ -16,10 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.curvature._autocast import record_autocasts, switch_off
 from stability.curvature._differences import DISPLACEMENTS
-from stability.curvature._gradients import gradient_terms
+from stability.curvature._gradients import gradient_terms, precision_of
 from stability.curvature._graph import NoSecondDerivative, custom_function
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
-from stability.curvature._precision import precision_of
 from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature._vouching import AGREEMENT
 from stability.curvature.products import directional, hvp

@@ -12,8 +12,6 @@ import torch
 
 # Imported to register their rules.
 import stability.curvature._rules_activations
-import stability.curvature._rules_attention
-import stability.curvature._rules_elementary
 import stability.curvature._rules_layers
 import stability.curvature._rules_linear
 import stability.curvature._rules_losses

@@ -1,15 +1,17 @@
-"""Logged and measured series of a study's runs, for panels."""
+"""Logged and measured series of a study's runs, for panels, and upload of finished runs to W&B from their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.medians import medians
 from stability.runs.directory import RunDirectory
-from stability.runs.rows import read_logged_rows
+from stability.runs.sink import BEGUN_ANEW, Told, failure_file, read_logged_rows
+from stability.runs.sinks import summary_of
+from stability.runs.wandb_sink import WandbSink
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,31 @@ def measured_rows(run: RunDirectory, curvature: CurvatureSpec | None) -> Iterato
     """Yield one row per measured checkpoint (`medians`); none without a verdict."""
     if curvature is not None and run.finished:
         yield from medians(run, curvature)
+
+
+def is_missing(told: Told) -> bool:
+    """Return whether W&B lacks a run, trained without it, or stopped receiving it before its end."""
+    if not any((told.directory.path / "wandb").glob("*run-*")):
+        return True
+    failure = failure_file(told.directory, "wandb")
+    return failure.exists() and BEGUN_ANEW not in failure.read_text()
+
+
+def send(told: Told, mode: str, place: Mapping[str, Any], curvature: CurvatureSpec | None) -> Iterator[None]:
+    """Send a run's log, measurements and verdict; yield once when sent.
+
+    Args:
+        told: the run.
+        mode: online or offline.
+        place: project and entity.
+        curvature: settings of the study's α_max measurement; None: not measured.
+    """
+    sink = WandbSink(mode, **place)
+    sink.open(told)
+    for row in read_logged_rows(told.directory):
+        sink.write(row)
+    for row in measured_rows(told.directory, curvature):
+        sink.write_measured(row)
+    sink.close(summary_of(told.directory))
+    failure_file(told.directory, "wandb").unlink(missing_ok=True)
+    yield

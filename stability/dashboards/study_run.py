@@ -64,7 +64,10 @@ def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) ->
         tables = {f"tables/{name}": wandb.Table(dataframe=table) for name, table in content.tables.items()}
         figures = {f"figures/{name}": wandb.Image(str(path)) for name, path in content.figures.items()}
         run.log({RUNS: _table_of(wandb, content.runs), CHART: _chart(wandb, content.runs), **tables, **figures})
-        run.summary.update(_verdicts(content.runs))
+        found: dict[str, int] = {"num_runs": len(content.runs)}
+        for row in content.runs:
+            found[f"num_{row['status']}"] = found.get(f"num_{row['status']}", 0) + 1
+        run.summary.update(found)
         run.log_artifact(_artifact(wandb, content, run_id))
     finally:
         run.finish()
@@ -110,13 +113,6 @@ def _chart(wandb: Any, runs: Sequence[Mapping[str, Any]]) -> Any:
 def _table_of(wandb: Any, runs: Sequence[Mapping[str, Any]]) -> Any:
     columns = list(dict.fromkeys(name for row in runs for name in row))
     return wandb.Table(columns=columns, data=[[row.get(name) for name in columns] for row in runs])
-
-
-def _verdicts(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    found: dict[str, int] = {"num_runs": len(runs)}
-    for row in runs:
-        found[f"num_{row['status']}"] = found.get(f"num_{row['status']}", 0) + 1
-    return found
 
 
 def _artifact(wandb: Any, content: Content, run_id: str) -> Any:

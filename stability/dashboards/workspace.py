@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,6 @@ def workspace(shown: Shown, project: str, entity: str) -> Any:
             groupby=[ws.Config(name) for name in GROUPED_BY],
         ),
     )
-
-
-def series_shown(panels: Iterable[Any]) -> list[str]:
-    """Return the names of all series, tables and figures in panels."""
-    found: list[str] = []
-    for panel in panels:
-        for name in ("x", "y", "media_keys", "table_name"):
-            found += [getattr(each, "name", each) for each in _listed(getattr(panel, name, None))]
-    return [name for name in dict.fromkeys(found) if name != "Step"]
 
 
 def saved_online(made: Any, study: Path) -> str:
@@ -207,10 +198,6 @@ def _laid_out(panels: list[Any]) -> list[Any]:
     for index, panel in enumerate(panels):
         panel.layout = layout(x=WIDE["w"] * (index % 2), y=WIDE["h"] * (index // 2), **WIDE)
     return panels
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _panels() -> Any:

@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
-from stability.corpora.questions.corpus import QuestionCorpus, Side
-from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, draw_different
+from stability.corpora.questions.corpus import AbstractDrawn, QuestionCorpus, Side, corpus_of, draw_different
 from stability.corpora.tokens.synthetic_genome import Draws
 from stability.data._base import AbstractDataSource
 

@@ -14,8 +14,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.corpora.io.files import origin_of, sha256_of_file, suffix_of, total_bytes
 from stability.corpora.io.progress import bar
 from stability.corpora.sentences.corpus import SentenceCorpus
-from stability.corpora.sentences.files import SUFFIXES, pair_files, read_rows
-from stability.corpora.sentences.split import split_rows
+from stability.corpora.sentences.split import SUFFIXES, pair_files, read_rows, split_rows
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.data._base import AbstractDataSource
 

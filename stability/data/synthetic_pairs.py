@@ -11,7 +11,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
-from stability.corpora.questions.drawing import draw_different
+from stability.corpora.questions.corpus import draw_different
 from stability.corpora.sentences.corpus import SentenceCorpus
 from stability.corpora.sentences.split import Row, split_rows
 from stability.corpora.tokens.synthetic_genome import Draws

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from stability.build import build_model
-from stability.config.computed import parts_of_model
 from stability.config.identity import Place
 from stability.config.parse import parse_run
+from stability.config.parts import parts_of_model
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.deployed.formats import Choices, decode, encode, freeze_ternary
@@ -149,7 +149,11 @@ def write_files(
     """
     stored, layout = encode(model, choices)
     (folder / MODEL).write_bytes(save(stored))  # not `save_file`, whose files only their owner may read
-    (folder / SPEC).write_text(json.dumps(_without_folders(spec), indent=2, sort_keys=True), encoding="utf-8")
+    values = spec.model_dump(mode="json")
+    fields = Registry("data").load(spec.data.name).Config.model_fields
+    for key in list_places(fields, values["data"]):
+        values["data"][key] = Path(values["data"][key]).name
+    (folder / SPEC).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
     (folder / TOKENS).write_text(Tokens.of_run(spec, corpus).to_json(), encoding="utf-8")
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in FILES}
     manifest = {
@@ -163,15 +167,6 @@ def write_files(
         "tensors": layout,
     }
     return write_manifest(folder, manifest)
-
-
-def _without_folders(spec: RunSpec) -> dict[str, Any]:
-    """Return a spec as plain JSON with the names alone of the data's files, without their folders."""
-    values = spec.model_dump(mode="json")
-    fields = Registry("data").load(spec.data.name).Config.model_fields
-    for key in list_places(fields, values["data"]):
-        values["data"][key] = Path(values["data"][key]).name
-    return values
 
 
 def list_places(fields: Any, values: dict[str, Any]) -> Sequence[str]:

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from stability.deployed.packing import DIGITS, Pack, pack_signs, unpack_signs
 from stability.linears.bitnet import BitLinear
 from stability.models.rounding import Rounded, find_matrices, find_routers, round_matrix
 
@@ -60,7 +59,8 @@ def _encode_one(
 ) -> tuple[str, dict[str, Tensor]]:
     """Return a tensor's kind, and its parts by the suffix of their names."""
     if owner is not None and choices.format == "ternary":
-        signs, scale = split_ternary(tensor)
+        scale = BitLinear.scale_of(tensor)
+        signs = (tensor / scale).round().clamp(-1, 1).to(torch.int8)  # signs * scale equals `BitLinear.ternary`
         return choices.pack, {"": pack_signs(signs, choices.pack), SCALE: scale}
     if choices.format == "int8" and (owner is not None or (is_table and tensor.ndim == 2)):
         rounded = round_matrix(tensor, 8)
@@ -69,12 +69,6 @@ def _encode_one(
         return _name_dtype(tensor), {"": tensor}
     part = tensor.to(PLAIN[choices.format if choices.format in PLAIN else choices.rest])
     return _name_dtype(part), {"": part}
-
-
-def split_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the signs (int8) and γ of `stability.linears.bitnet.BitLinear.ternary`: their product equals it."""
-    gamma = BitLinear.scale_of(weight)
-    return (weight / gamma).round().clamp(-1, 1).to(torch.int8), gamma
 
 
 def decode(stored: Mapping[str, Tensor], layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -121,3 +115,47 @@ def _find_tables(model: nn.Module) -> frozenset[str]:
 
 def _name_dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+Pack = Literal["2bit", "base3"]
+# base and digits of a byte: Σ_k c_k·base^k, c = w + 1
+DIGITS: dict[str, tuple[int, int]] = {"2bit": (4, 4), "base3": (3, 5)}  # 4⁴ = 256; 3⁵ = 243: 1.6 bits a weight
+
+
+def pack_signs(signs: Tensor, pack: Pack) -> Tensor:
+    """Return the bytes (uint8, 1-D) of entries −1, 0 and 1, in row order; the last byte is filled up with zeros.
+
+    Args:
+        signs: any shape.
+        pack: "2bit": 4 weights a byte; "base3": 5.
+    """
+    base, digits = DIGITS[pack]
+    codes = signs.flatten().to(torch.int16) + 1
+    assert bool(((codes >= 0) & (codes <= 2)).all()), "entries other than −1, 0 and 1"
+    padded = torch.nn.functional.pad(codes, (0, -len(codes) % digits))
+    return (padded.unflatten(0, (-1, digits)) * _powers(base, digits)).sum(1).to(torch.uint8)
+
+
+def unpack_signs(packed: Tensor, shape: tuple[int, ...], pack: Pack) -> Tensor:
+    """Return the entries −1, 0 and 1 (int8) of `pack_signs`.
+
+    Args:
+        packed: the bytes.
+        shape: shape of the entries.
+        pack: as they were packed.
+
+    Raises:
+        ValueError: there are too few or too many bytes, or a code is none of the three.
+    """
+    base, digits = DIGITS[pack]
+    number = torch.Size(shape).numel()
+    if packed.ndim != 1 or packed.dtype != torch.uint8 or len(packed) != -(-number // digits):
+        raise ValueError(f"{tuple(packed.shape)} packed bytes do not hold {number} weights")
+    codes = (packed.to(torch.int16)[:, None] // _powers(base, digits) % base).flatten()[:number]
+    if bool((codes > 2).any()):
+        raise ValueError("a packed weight has the code 3, which is none of −1, 0 and 1")
+    return (codes - 1).to(torch.int8).reshape(shape)
+
+
+def _powers(base: int, digits: int) -> Tensor:
+    return torch.tensor([base**place for place in range(digits)], dtype=torch.int16)

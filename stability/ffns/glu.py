@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.ffns._activations import ACTIVATIONS
-from stability.ffns._base import AbstractFeedForward
+from stability.ffns._base import ACTIVATIONS, AbstractFeedForward
 
 
 class GatedLinearUnit(AbstractFeedForward):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.ffns._activations import ACTIVATIONS
-from stability.ffns._base import AbstractFeedForward
+from stability.ffns._base import ACTIVATIONS, AbstractFeedForward
 
 
 class MultilayerPerceptron(AbstractFeedForward):

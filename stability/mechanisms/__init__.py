@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import nn
 
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
-from stability.mechanisms._mirrored import gives_mirrored_outputs
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.mechanisms._recurrent import AbstractRecurrent
 from stability.mechanisms._training_free import AbstractTrainingFree, Variant
-from stability.models.auxiliary import WithLoss
+from stability.models.auxiliary import WithLoss, split_loss
 from stability.models.precision import at_least_float32
 
 __all__ = [
@@ -65,3 +68,26 @@ def build(
     mechanism = Registry("mechanisms").load(name)
     config = validate_settings("mechanisms", name, settings)
     return mechanism.build(config, MixerShape(width, heads, direction, layer, num_layers))
+
+
+NUM_POSITIONS = 24  # more than a default window on both sides
+CLOSE = 1e-8  # over the output's norm, in float64
+
+
+def gives_mirrored_outputs(build: Callable[[], nn.Module], width: int) -> bool:
+    """Return whether a mixer with random parameters is indifferent to the direction of its input.
+
+    The global random state is unchanged.
+
+    Args:
+        build: makes the mixer.
+        width: D.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        mixer = build().double().eval()
+        for parameter in mixer.parameters():  # none stays at zero, where some begin
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        x_BND = torch.randn(2, NUM_POSITIONS, width, dtype=torch.float64)
+        there, back = (split_loss(mixer(each), []) for each in (x_BND, x_BND.flip(1)))
+    return bool((there.flip(1) - back).norm() <= CLOSE * there.norm())

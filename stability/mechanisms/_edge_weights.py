@@ -183,8 +183,9 @@ class EdgeNetwork(nn.Module):
             self.lambda_weight = _uniform(hidden, shape.heads, config.rank * head_width, hidden)
             self.lambda_bias = _uniform(hidden, shape.heads, config.rank * head_width)
         if config.step == "learned":
+            # log(e^step − 1) without overflow
             self.step_before_softplus = nn.Parameter(
-                torch.full((config.iterations,), _softplus_inverse(config.step_size))
+                torch.full((config.iterations,), config.step_size + math.log(-math.expm1(-config.step_size)))
             )
 
     def project_heads(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
@@ -301,8 +302,3 @@ def _uniform(fan_in: int, *shape: int, gain: float = 1.0) -> nn.Parameter:
     """Draw torch's initialisation for a linear layer, times ``gain``."""
     bound = gain * fan_in**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-
-
-def _softplus_inverse(value: float) -> float:
-    """Return log(e^value − 1) without overflow."""
-    return value + math.log(-math.expm1(-value))

@@ -1,6 +1,8 @@
 """`cc`: multi-head cross-consensus, which moves a source towards a context.
 
-From the consensus paper, Algorithms 3, 4 and 6, appendices C.1 to C.3.
+From the consensus paper, Algorithms 3, 4 and 6, appendices C.1 to C.3. Edges go from source positions i to context
+positions j: all pairs, or those in a window. They are the last axis in every tensor, P per sequence; ``rows`` are the
+covered source positions, so that a caller can process a long sequence in blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
-from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
 from stability.mechanisms._edge_weights import (
     READINGS,
     ConsensusSettings,
@@ -286,3 +287,56 @@ def _or_all(mask_BN: Tensor | None, x_BND: Tensor) -> Tensor:
 
 
 EXPORT = CrossConsensus
+
+
+class WindowedEdges:
+    """Edges i → j for |i − j| ≤ w, j = i included, with equal lengths (Eq. 38).
+
+    They are computed per offset, with slices only.
+    """
+
+    def __init__(self, window: int, num_positions: int):
+        reach = min(window, num_positions - 1)
+        self.rows = slice(0, num_positions)
+        self.sources, self.targets = (
+            [slice(max(0, sign * offset), num_positions + min(0, sign * offset)) for offset in range(-reach, reach + 1)]
+            for sign in (-1, 1)
+        )
+        self.lengths = [source.stop - source.start for source in self.sources]
+        self.num_edges = sum(self.lengths)
+
+    def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
+        """Return at_rows + at_context for each edge, (…, P)."""
+        return torch.cat(
+            [at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1
+        )
+
+    def gather_at_targets(self, at_context: Tensor) -> Tensor:
+        """Return the context's value at each edge's target, (…, P)."""
+        return torch.cat([at_context[..., j] for j in self.targets], -1)
+
+    def collect(self, flow: Tensor) -> Tensor:
+        """Return the sum over each row's edges, (…, N)."""
+        flows = zip(self.sources, flow.split(self.lengths, -1), strict=True)
+        return torch.stack([F.pad(part, (i.start, self.rows.stop - i.stop)) for i, part in flows]).sum(0)
+
+
+class CompleteEdges:
+    """All edges i → j from source positions ``first`` … ``last`` − 1 to ``num_context`` entries."""
+
+    def __init__(self, first: int, last: int, num_context: int):
+        self.rows, self.num_context = slice(first, last), num_context
+        self.num_rows = last - first
+        self.num_edges = self.num_rows * num_context
+
+    def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
+        """Return at_rows + at_context for each edge, (…, P)."""
+        return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
+
+    def gather_at_targets(self, at_context: Tensor) -> Tensor:
+        """Return the context's value at each edge's target, (…, P)."""
+        return at_context[..., None, :].expand(*at_context.shape[:-1], self.num_rows, -1).flatten(-2)
+
+    def collect(self, flow: Tensor) -> Tensor:
+        """Return the sum over each row's edges, (…, last − first)."""
+        return flow.unflatten(-1, (self.num_rows, self.num_context)).sum(-1)

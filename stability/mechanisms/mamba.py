@@ -155,7 +155,11 @@ def selective_scan(
     # chunk, decay into them by e^(A Σ Δ), never above 1.
     num = u_BNF.shape[1]
     chunk = min(chunk, num)
-    taken_CBMF, dt_CBMF, b_CBMS, c_CBMS = (_side_by_side(x, chunk) for x in (dt_BNF * u_BNF, dt_BNF, b_BNS, c_BNS))
+    # the first positions of all chunks, then the second ones, …, zero-padded
+    taken_CBMF, dt_CBMF, b_CBMS, c_CBMS = (
+        F.pad(x, (0, 0, 0, -x.shape[1] % chunk)).unflatten(1, (-1, chunk)).permute(2, 0, 1, 3)
+        for x in (dt_BNF * u_BNF, dt_BNF, b_BNS, c_BNS)
+    )
     until_CBMF = dt_CBMF.cumsum(0)
     states_BMFS: list[Tensor] = []
     for taken_BMF, dt_BMF, b_BMS in zip(taken_CBMF.unbind(), dt_CBMF.unbind(), b_CBMS.unbind(), strict=True):
@@ -168,14 +172,6 @@ def selective_scan(
         state_BMFS = state_BMFS + (until_BMF[..., None] * a_1FS).exp() * before_BMFS
         read_BMF.append((state_BMFS @ c_BMS[..., None])[..., 0])
     return torch.stack(read_BMF, 2).flatten(1, 2)[:, :num]
-
-
-def _side_by_side(x_BNF: Tensor, chunk: int) -> Float[Tensor, "C B M F"]:
-    """Return the first positions of all chunks, then the second ones, …, zero-padded.
-
-    No position after the last chunk's end is read.
-    """
-    return F.pad(x_BNF, (0, 0, 0, -x_BNF.shape[1] % chunk)).unflatten(1, (-1, chunk)).permute(2, 0, 1, 3)
 
 
 def _carry_states(

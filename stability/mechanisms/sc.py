@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from stability.config.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
-from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import (
     READINGS,
     ConsensusSettings,
@@ -31,7 +30,7 @@ from stability.mechanisms._edge_weights import (
 from stability.mechanisms._graphs import Edges, convert_edges, cycle_edges, top_edges
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
-from stability.mechanisms._pairs import Pairs
+from stability.mechanisms._pairs import EdgeList, Pairs
 from stability.mechanisms._rotation import exact_cos_sin, rotate, turn_of_kernels
 from stability.models.position import Rope
 

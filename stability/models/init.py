@@ -80,7 +80,12 @@ def initialise(model: nn.Module, num_branches: int, embedding_std: float = 1.0, 
     own = own_parameters(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and id(module.weight) not in own:
-            _start_table(module.weight, embedding_std, rule)
+            if rule == "ours":
+                module.weight.mul_(embedding_std)
+            elif rule == "nanogpt":
+                module.weight.normal_(0.0, NANOGPT_STD)
+            elif rule == "sedd":
+                module.weight.uniform_(-1 / math.sqrt(module.weight.shape[1]), 1 / math.sqrt(module.weight.shape[1]))
         if isinstance(module, nn.Linear) and rule in ("ours", "nanogpt"):
             scale = 1 / math.sqrt(num_branches) if name.rsplit(".", 1)[-1] == "out" else 1.0
             if id(module.weight) not in own and rule == "nanogpt":
@@ -89,13 +94,3 @@ def initialise(model: nn.Module, num_branches: int, embedding_std: float = 1.0, 
                 module.weight.mul_(scale)
             if module.bias is not None and id(module.bias) not in own:
                 nn.init.zeros_(module.bias)
-
-
-def _start_table(weight_VD: Tensor, std: float, rule: Rule) -> None:
-    """Set the initial values of an embedding table, drawn by torch from N(0, 1)."""
-    if rule == "ours":
-        weight_VD.mul_(std)
-    elif rule == "nanogpt":
-        weight_VD.normal_(0.0, NANOGPT_STD)
-    elif rule == "sedd":
-        weight_VD.uniform_(-1 / math.sqrt(weight_VD.shape[1]), 1 / math.sqrt(weight_VD.shape[1]))

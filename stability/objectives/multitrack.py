@@ -223,7 +223,8 @@ class MultitrackMaskedModel(AbstractObjective):
         sources, targets, weights = [], [], []
         for name in self.config.sources:
             tokens_BN = frame_tokens(_source(name, batch), num_B, BOS, EOS)
-            masked_BN = self._draw_mask(name, tokens_BN, generator)
+            schedule = self.config.sequence_mask_rate if name == "sequence" else self.config.structure_mask_rate
+            masked_BN = draw_mask(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
             sources.append(tokens_BN.masked_fill(masked_BN, MASK))
             targets.append((tokens_BN - FIRST).clamp_min(0))
             weights.append(_shares(masked_BN))
@@ -280,10 +281,6 @@ class MultitrackMaskedModel(AbstractObjective):
             mask_BN: False at padding.
         """
         return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
-
-    def _draw_mask(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
-        schedule = self.config.sequence_mask_rate if name == "sequence" else self.config.structure_mask_rate
-        return draw_mask(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
 
     def _context(self, name: str, batch: Any, generator: torch.Generator) -> Track:
         tokens, mask = _read_context(name, batch)

@@ -208,14 +208,11 @@ class ScoreEntropy(AbstractVocabularyObjective):
         """
         if self.mask_id is None:
             return super().clean_probs(model, tokens_BN)
-        sigma_B = self.sigma_of(tokens_BN)
-        return wide(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
-
-    def sigma_of(self, tokens_BN: Tensor) -> Tensor:
-        """Return the noise (B,) implied by each sequence's share of masks, for `clean_probs`."""
+        # the noise implied by each sequence's share of masks
         share_B = (tokens_BN == self.mask_id).float().mean(1)
         lowest, highest = self.noise.sigma(torch.tensor([EARLIEST, 1.0], device=tokens_BN.device))
-        return (-torch.log1p(-share_B)).clamp(lowest, highest)
+        sigma_B = (-torch.log1p(-share_B)).clamp(lowest, highest)
+        return wide(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
 
 
 EXPORT = ScoreEntropy

@@ -1,4 +1,8 @@
-"""Sentence embeddings: sentences of a row are embedded alike or unlike."""
+"""Sentence embeddings: sentences of a row are embedded alike or unlike.
+
+The losses are those of sentence-transformers 6: values and gradients are equal. They are computed in float32 or wider,
+of embeddings (B, S, D), the S sentences of B rows.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stability.config import Settings
 from stability.models.backbone import Pool
 from stability.models.pooling import first_position, max_over_positions, mean_over_positions
 from stability.objectives._base import AbstractObjective, Examples, refuse_unread, wide
-from stability.objectives._ranking import correlations, recalls
-from stability.objectives._sentence_losses import cosent, cosine_terms, mnrl_terms, triplet_terms, unit
 from stability.runs.words import ShareWords, Words
 
 POOLS: dict[str, Pool] = {"mean": mean_over_positions, "cls": first_position, "max": max_over_positions}
@@ -264,3 +268,96 @@ def _equal_positives(examples: Examples) -> Tensor:
 
 
 EXPORT = SentencePairs
+
+
+def correlations(cosines_M: np.ndarray, scores_M: np.ndarray) -> tuple[float, float]:
+    """Return Spearman's and Pearson's correlation; NaN where either is constant.
+
+    Ties have their mean rank.
+    """
+    from scipy.stats import pearsonr, spearmanr  # takes seconds, which every command would pay
+
+    if not (np.isfinite(cosines_M).all() and np.ptp(cosines_M) > 0 and np.ptp(scores_M) > 0):
+        return float("nan"), float("nan")
+    found: list[Any] = [spearmanr(cosines_M, scores_M), pearsonr(cosines_M, scores_M)]
+    return float(found[0].statistic), float(found[1].statistic)
+
+
+def recalls(cosines_MM: np.ndarray, is_equal_MM: np.ndarray, ks: tuple[int, ...]) -> list[float]:
+    """Return the share of rows whose own column is among the k largest, for each k.
+
+    Ties count against the row's own column, so equal embeddings of everything recall nothing.
+
+    Args:
+        cosines_MM: similarity of first sentence i and second sentence j.
+        is_equal_MM: whether second sentences i and j are equal; such columns do not compete.
+        ks: the k.
+    """
+    own_M = np.diag(cosines_MM)
+    better_M = ((cosines_MM >= own_M[:, None]) & ~is_equal_MM).sum(1)
+    return [float((better_M < k).mean()) if np.isfinite(own_M).all() else float("nan") for k in ks]
+
+
+DISTANCE_EPSILON = 1e-6  # added to each difference, as in torch's pairwise_distance
+NORM_FLOOR = 1e-12  # smallest norm that is divided by, as in torch's normalize
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return vectors of length 1 along the last axis; zero stays zero."""
+    return x * x.square().sum(-1, keepdim=True).clamp_min(NORM_FLOOR**2).rsqrt()
+
+
+def cosine_terms(first_BD: Tensor, second_BD: Tensor, scores_B: Tensor) -> Tensor:
+    """Return the squared error of each cosine (B).
+
+    Args:
+        first_BD: embeddings of the first sentences.
+        second_BD: embeddings of the second sentences.
+        scores_B: the scores that the cosines should have.
+    """
+    return ((unit(first_BD) * unit(second_BD)).sum(-1) - scores_B).square()
+
+
+def cosent(cosines_P: Tensor, scores_P: Tensor, temperature: float) -> Tensor:
+    """Return log(1 + Σ exp((c_j − c_i)/T)) over all pairs with y_i > y_j (Su 2022, kexue.fm/archives/8847).
+
+    Args:
+        cosines_P: cosine c of each pair.
+        scores_P: score y of each pair.
+        temperature: T.
+    """
+    scaled_P = cosines_P / temperature
+    differences_PP = scaled_P[None, :] - scaled_P[:, None]
+    is_ordered_PP = scores_P[:, None] > scores_P[None, :]
+    terms = differences_PP.masked_fill(~is_ordered_PP, -torch.inf).flatten()
+    return torch.cat([terms.new_zeros(1), terms]).logsumexp(0)
+
+
+def mnrl_terms(anchors_BD: Tensor, candidates_CD: Tensor, is_hidden_BC: Tensor, temperature: float) -> Tensor:
+    """Return the cross entropy of each anchor's own candidate among all (B) (Henderson et al. 2017, arXiv:1705.00652).
+
+    Args:
+        anchors_BD: embeddings of the first sentences.
+        candidates_CD: embeddings of the candidates; number i is that of anchor i.
+        is_hidden_BC: candidates that do not compete for an anchor.
+        temperature: divisor of the cosines.
+    """
+    logits_BC = unit(anchors_BD) @ unit(candidates_CD).T / temperature
+    logits_BC = logits_BC.masked_fill(is_hidden_BC, -torch.inf)
+    own_B = torch.arange(len(anchors_BD), device=anchors_BD.device)
+    return F.cross_entropy(logits_BC, own_B, reduction="none")
+
+
+def triplet_terms(anchors_BD: Tensor, positives_BD: Tensor, negatives_BD: Tensor, margin: float) -> Tensor:
+    """Return max(0, |a − p| − |a − n| + margin) of each row (B), with Euclidean distances.
+
+    Args:
+        anchors_BD: embeddings a.
+        positives_BD: embeddings p.
+        negatives_BD: embeddings n.
+        margin: least difference of the two distances without a loss.
+    """
+    near_B, far_B = (
+        (anchors_BD - other_BD + DISTANCE_EPSILON).square().sum(-1).sqrt() for other_BD in (positives_BD, negatives_BD)
+    )
+    return (near_B - far_B + margin).relu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,6 +22,7 @@ class AbstractOptimizer(KernelUser):
     parameter groups. Its state consists of tensors and plain numbers, so a checkpoint can store it.
 
     Attributes:
+        stepper: the optimizer's class, called with parameters, rate and settings; unused if ``build`` is overridden.
         lr_reference: rate multiplied by ``lr=scaled``, roughly the usual rate.
         elementwise: each entry's step depends only on the entry's own gradients and state, so a slice of a tensor makes
             the same steps as the whole.
@@ -42,6 +43,7 @@ class AbstractOptimizer(KernelUser):
 
     family: ClassVar[str] = "optimizers"
     Config: ClassVar[type[Settings]]
+    stepper: ClassVar[Callable[..., torch.optim.Optimizer]]
     lr_reference: ClassVar[float] = 1e-3
     elementwise: ClassVar[bool] = False
     takes_matrices: ClassVar[bool] = False
@@ -63,7 +65,7 @@ class AbstractOptimizer(KernelUser):
             parameters: tensors, or groups with their own settings.
             lr: learning rate.
         """
-        raise NotImplementedError
+        return cls.stepper(parameters, lr, config)
 
     @classmethod
     def built_in_scale(cls, config: Any, rows: int, columns: int) -> float:
@@ -93,3 +95,17 @@ class AbstractOptimizer(KernelUser):
             held = [{key: value for key, value in group.items() if key != "params"} for group in groups]
             found.append((cls.decays(config, toy), held))
         return repr(found)
+
+
+def library_class(name: str) -> Any:
+    """Return a class of pytorch_optimizer by name; the import takes over a second.
+
+    Raises:
+        ImportError: the library is missing; one line.
+    """
+    try:
+        import pytorch_optimizer
+    except ImportError:
+        missing = f"{name} comes from pytorch_optimizer, which is missing"
+        raise ImportError(f"{missing}: pip install 'pytorch_optimizer>=4.1,<4.2'") from None
+    return getattr(pytorch_optimizer, name)

@@ -54,7 +54,10 @@ def optimizer_of(
         return part.build(config, group_parameters(part, config, model), lr)
     whole = None
     for group, names in _split_by_role(groups, model):
-        for some in _split_by_factors(names, factors):
+        found: dict[tuple[float, ...], list[str]] = {}
+        for name in names:
+            found.setdefault(factors.get(name, STANDARD).of_optimizer, []).append(name)
+        for some in found.values():
             single = _build(part, config if group is None else group.of(config), model, some, lr)
             for each in single.param_groups:
                 _scale(each, group, factors.get(some[0], STANDARD))
@@ -75,14 +78,6 @@ def _split_by_role(groups: Sequence[Group], model: nn.Module) -> Iterator[tuple[
         yield None, rest
     for group in groups:
         yield group, [name for name, role in played.items() if role == group.role]
-
-
-def _split_by_factors(names: Sequence[str], factors: Mapping[str, Factors]) -> list[list[str]]:
-    """Return the names with equal factors of the optimizer's settings together, each in the given order."""
-    found: dict[tuple[float, ...], list[str]] = {}
-    for name in names:
-        found.setdefault(factors.get(name, STANDARD).of_optimizer, []).append(name)
-    return list(found.values())
 
 
 def _scale(each: dict[str, Any], group: Group | None, factors: Factors) -> None:
@@ -256,20 +251,13 @@ def group_parameters(
     of_kind, rows = kinds(model), splits(model)
     wanted, groups = list(of_kind if names is None else names), []
     for kind in (MATRICES, REST):
-        for each in _wrap_as_groups(
-            parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])
-        ):
+        listed: list[Any] = list(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind]))
+        for each in listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]:
             own: dict[str, Any] = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
             if kind == MATRICES:
                 own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
             groups.append(each | own)
     return groups
-
-
-def _wrap_as_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return parameters as groups; an empty list for no parameters."""
-    listed: list[Any] = list(parameters)
-    return listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]
 
 
 def parameter_groups(

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import ByHand, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class NesterovMoments(ByHand):
@@ -52,6 +52,7 @@ class Adan(AbstractOptimizer):
     decoupled as in AdamW, unlike the paper's division by 1 + λα.
     """
 
+    stepper = NesterovMoments
     update_family = "adam"
     elementwise = True
 
@@ -61,10 +62,6 @@ class Adan(AbstractOptimizer):
         beta2: float = Field(default=0.92, ge=0, lt=1, description="decay of the mean difference of two gradients")
         beta3: float = Field(default=0.99, ge=0, lt=1, description="decay of the mean squared Nesterov gradient")
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return NesterovMoments(parameters, lr, config)
 
 
 EXPORT = Adan

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import ByHand, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class NormalisedFirst(ByHand):
@@ -50,6 +50,7 @@ class Adopt(AbstractOptimizer):
     gradient of step 0 sets the mean square and moves nothing.
     """
 
+    stepper = NormalisedFirst
     update_family = "adam"
     elementwise = True
     first_step_zero = True
@@ -59,10 +60,6 @@ class Adopt(AbstractOptimizer):
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean normalised gradient")
         beta2: float = Field(default=0.9999, ge=0, lt=1, description="decay of the mean squared gradient")
         epsilon: float = Field(default=1e-6, gt=0, description="least root of the mean squared gradient")
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return NormalisedFirst(parameters, lr, config)
 
 
 EXPORT = Adopt

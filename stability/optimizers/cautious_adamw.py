@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import BaseAdamW, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 SMALLEST_SHARE = 1e-3  # lower bound of the divisor, the share of moving entries
 
@@ -29,6 +28,7 @@ class CautiousAdamW(AbstractOptimizer):
     AdamW). The share is at least 1e-3, as in the authors' code.
     """
 
+    stepper = Cautious
     update_family = "adam"
 
     class Config(Settings):
@@ -36,10 +36,6 @@ class CautiousAdamW(AbstractOptimizer):
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient")
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return Cautious(parameters, lr, config)
 
 
 EXPORT = CautiousAdamW

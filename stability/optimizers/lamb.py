@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import BaseAdamW, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class TrustRatio(BaseAdamW):
@@ -28,6 +28,7 @@ class Lamb(AbstractOptimizer):
     tensor. A zero tensor moves by the unscaled step, as in the authors' code.
     """
 
+    stepper = TrustRatio
     lr_reference = 1e-2
 
     class Config(Settings):
@@ -37,10 +38,6 @@ class Lamb(AbstractOptimizer):
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient")
         epsilon: float = Field(default=1e-6, gt=0, description="added to the root of the mean squared gradient")
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return TrustRatio(parameters, lr, config)
 
 
 EXPORT = Lamb

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import BaseAdamW, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class VarianceReduced(BaseAdamW):
@@ -34,6 +34,7 @@ class MarsAdamW(AbstractOptimizer):
     as matrices, at the run's rate.
     """
 
+    stepper = VarianceReduced
     update_family = "adam"
     lr_reference = 3e-3
 
@@ -43,10 +44,6 @@ class MarsAdamW(AbstractOptimizer):
         beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of its mean square")
         gamma: float = Field(default=0.025, ge=0, description="weight of the correction, times beta1 / (1 − beta1)")
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean square")
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return VarianceReduced(parameters, lr, config)
 
 
 EXPORT = MarsAdamW

@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 
 from stability.config import Settings
-from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._library import library_class
+from stability.optimizers._base import AbstractOptimizer, Parameters, library_class
 
 
 class Prodigy(AbstractOptimizer):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import ByHand, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class SuppressedRange(ByHand):
@@ -49,6 +49,7 @@ class SetAdam(AbstractOptimizer):
     ``epsilon=1e-18``.
     """
 
+    stepper = SuppressedRange
     update_family = "adam"
 
     class Config(Settings):
@@ -59,10 +60,6 @@ class SetAdam(AbstractOptimizer):
         translation: float = Field(
             default=0.5, ge=0, lt=1, description="τ: share of the least root that all roots of a tensor lose"
         )
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return SuppressedRange(parameters, lr, config)
 
 
 EXPORT = SetAdam

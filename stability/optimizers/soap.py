@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from stability.optimizers._base import library_class
 from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings
-from stability.optimizers._library import library_class
 
 
 class Soap(AbstractMatrixOptimizer):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.optimizers._adam import BaseAdamW, Group, Tensors
-from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._base import AbstractOptimizer
 
 
 class ClippedUpdates(BaseAdamW):
@@ -28,6 +28,7 @@ class StableAdamW(AbstractOptimizer):
     gradient lags behind. α_max uses the step as it is, RMS included.
     """
 
+    stepper = ClippedUpdates
     update_family = "adam"
 
     class Config(Settings):
@@ -37,10 +38,6 @@ class StableAdamW(AbstractOptimizer):
         epsilon: float = Field(
             default=1e-8, gt=0, description="added to the root of the mean squared gradient; least root in the RMS"
         )
-
-    @classmethod
-    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return ClippedUpdates(parameters, lr, config)
 
 
 EXPORT = StableAdamW

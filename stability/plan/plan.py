@@ -5,8 +5,10 @@ Printing, training and recording a sweep all read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from stability.build import as_read, build_objective
@@ -18,7 +20,8 @@ from stability.corpora import cache
 from stability.objectives import AbstractObjective
 from stability.plan.resolved import ResolvedRun, name_kind
 from stability.plan.rules import OF_PLAN
-from stability.plan.weights import resolve_weights
+from stability.training import hugging_face
+from stability.training.weights import Weights, describe_weights
 
 SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # prefixes of sizes published with GPT-2's tokens
 
@@ -94,3 +97,36 @@ def _note_short_validation(plan: Plan) -> str:
     if num >= asked:
         return ""
     return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked}"
+
+
+def resolve_weights(
+    spec: SweepSpec, kinds: Sequence[ResolvedRun], cache_dir: Path
+) -> tuple[SweepSpec, tuple[str, ...]]:
+    """Find the weights named by ``init`` and copy them into the pool's cache; a dry run copies nothing.
+
+    Args:
+        spec: the sweep.
+        kinds: its kinds of runs; the weights must fit their tensors.
+        cache_dir: the pool's folder of prepared data.
+
+    Returns:
+        The spec with the sha256 of its weights, and a text with the tensors used by each kind; without ``init`` the
+            spec itself and no text.
+
+    Raises:
+        ValueError: the weights do not exist or do not fit every kind; one or two lines.
+    """
+    if spec.init is None:
+        return spec, ()
+    if spec.init.source.startswith("hf:"):
+        config = hugging_face.read_config(spec.init.place)
+        for kind in () if spec.init.partial else kinds:
+            hugging_face.require(config, kind.spec, f"init={spec.init.source}")
+    with TemporaryDirectory() as scratch:
+        weights = Weights.find(spec.init, kinds[0].shapes, Path(scratch))
+        fits = {kind.name: weights.fit(kind.shapes) for kind in kinds}
+        for name, fit in fits.items():
+            fit.require(weights.spec, name)
+        if not spec.dry_run:
+            weights.keep(cache_dir)
+    return spec.model_copy(update={"init": weights.spec}), (describe_weights(weights.spec, fits),)

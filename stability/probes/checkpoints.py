@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.build import as_read
+import torch
+
+from stability.build import as_read, resolve_device
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load, prepare
 from stability.models.backbone import Backbone
 from stability.training import checkpoint
+from stability.training.machine import prepare_torch
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,17 @@ def corpus_of(spec: RunSpec, cache_dir: Path) -> AbstractCorpus:
             f"{now} now"
         )
     return corpus
+
+
+def place_model(model: Backbone, spec: RunSpec, device: str) -> torch.device:
+    """Place a run's model on a device, computing as the run did; return the device.
+
+    Args:
+        model: moved in place.
+        spec: the run's.
+        device: as in settings.
+    """
+    place = resolve_device(device)
+    prepare_torch(spec.threads, place, spec.precision)
+    model.to(place)
+    return place

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory, read_jsonl, readable_rows, write_atomically
-from stability.runs.rows import merge_blocks
+from stability.runs.sink import merge_blocks
 from stability.runs.sinks import Sinks
 
 COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of metrics.jsonl, in every row

@@ -1,4 +1,4 @@
-"""Recognise files of older versions, which ``python -m stability.status upgrade=true`` rewrites.
+"""Recognise files of older versions, which ``python -m stability.status upgrade=true`` rewrites; read a study's words.
 
 This module imports `words` alone, so that pure readers of files can use it.
 """
@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stability.runs.words import Words
+from stability.runs.words import ShareWords, Words
 
 # By table of a study's results: columns that an upgrade adds, without values.
 YOUNGER = {
@@ -48,3 +48,21 @@ def is_older_study(record: Mapping[str, Any]) -> bool:
     return any(each.name not in words for each in fields(Words)) or (
         spec.get("halving") is not None and "rungs" not in record
     )
+
+
+def read_words(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words of a study's record by field; unknown ones are passed over."""
+    found = record.get("words", {})
+    return {each.name: _read(found[each.name]) for each in fields(Words) if each.name in found}
+
+
+def words_of_record(record: Mapping[str, Any]) -> Words:
+    """Return the words of a study's record; of a record without any, the defaults."""
+    return Words(**read_words(record))
+
+
+def _read(value: Any) -> Any:
+    """Return a word as before its conversion to JSON."""
+    if isinstance(value, list):
+        return tuple(value)
+    return ShareWords(**value) if isinstance(value, dict) else value

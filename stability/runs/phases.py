@@ -18,7 +18,6 @@ from stability.runs.records import SpecFile
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 BEFORE_DECAY = "before_decay"
-PHASES = (EARLIEST, TERMINAL, LAST)
 
 
 def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:

@@ -65,7 +65,10 @@ def read_start_time(pid: int) -> str | None:
     The unit is the system's. A zombie gives None, too. `HIDDEN`: another user's process without visible details.
     """
     if not (PROC / "self/stat").exists():
-        return _read_start_time_from_ps(pid)
+        # e.g. on macOS
+        found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
+        state, _, start = found.stdout.strip().partition(" ")
+        return None if not state or state.startswith("Z") else start.strip()
     try:
         # the name, in parentheses, may contain any character
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -83,10 +86,3 @@ def _is_hidden(pid: int) -> bool:
     except PermissionError:
         return True
     return False  # our own process, started after /proc was read
-
-
-def _read_start_time_from_ps(pid: int) -> str | None:
-    """Return the start time of a process from ``ps``, e.g. on macOS."""
-    found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
-    state, _, start = found.stdout.strip().partition(" ")
-    return None if not state or state.startswith("Z") else start.strip()

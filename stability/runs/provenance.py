@@ -80,11 +80,12 @@ def _commit() -> dict[str, Any]:
 
 def _hardware() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
+    torch = sys.modules.get("torch")  # a sweep's driver must not import torch just for a name
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "memory_gb": round(memory, 1) if memory else None,
-        "gpu": _gpu_name(),
+        "gpu": torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None,
     }
 
 
@@ -96,10 +97,3 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _gpu_name() -> str | None:
-    """Return the GPU's name, if this process has imported torch."""
-    # A sweep's driver must not import torch just for a name.
-    torch = sys.modules.get("torch")
-    return torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None

@@ -34,7 +34,6 @@ from stability.runs.schema import (
     SPECTRA_COLUMNS,
     own_columns,
 )
-from stability.runs.searches import search_tables
 from stability.runs.steps import add_protocol, undefined_of, undefined_states
 from stability.runs.study import StudyFolder
 
@@ -255,11 +254,6 @@ def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
     return means | {"gen_oracle": table["oracle"][0].as_py()}
 
 
-def generation_tables(directory: RunDirectory) -> list[Path]:
-    """Return the files of scored samples, one per phase."""
-    return parquet_files(directory.generation_file("").parent)
-
-
 def varied_fields(record: Mapping[str, Any]) -> list[str]:
     """Return the fields that a study's sweep varied as sizes, from its ``study.json``."""
     return [each["field"] for each in record.get("spec", {}).get("vary", ()) if len(each["values"]) > 1]
@@ -358,3 +352,12 @@ def _add_step(files: RunFiles, table: pa.Table) -> pa.Table:
     return table.append_column(
         CHECKPOINT_STEP, pa.repeat(pa.scalar(files.step_of_phase(table["phase"][0].as_py()), pa.int64()), len(table))
     )
+
+
+def search_tables(record: dict[str, Any]) -> dict[str, pd.DataFrame]:
+    """Return the search tables of a study's record by name."""
+    return {
+        name: pd.DataFrame(record[name], columns=columns)
+        for name, columns in SEARCH_COLUMNS.items()
+        if record.get(name)
+    }

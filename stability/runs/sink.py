@@ -1,10 +1,10 @@
-"""Sinks: further destinations of a run's numbers beside its files, and their guard."""
+"""Sinks: further destinations of a run's numbers beside its files, their rows and their guard."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from stability.config.identity import shorten_places
 from stability.config.run import RunSpec
 from stability.printable import print_text
-from stability.runs.directory import RunDirectory, write_atomically
-from stability.runs.rows import read_logged_rows
+from stability.runs.directory import RunDirectory, readable_rows, write_atomically
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # removed from addresses in printed and stored messages
 
@@ -138,7 +137,8 @@ class Guarded:
         while self._try_call(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
             failed = found[-1]
             if self._try_call(self._begin_again, failed):
-                self._note(BEGUN_ANEW)
+                file = failure_file(self._run.directory, self._name)
+                write_atomically(file, f"{file.read_text().strip()} ({BEGUN_ANEW})\n".encode())
                 return failed
         return None
 
@@ -168,12 +168,40 @@ class Guarded:
             write_atomically(failure_file(self._run.directory, self._name), f"{message}\n".encode())
             return False
 
-    def _note(self, what: str) -> None:
-        """Add a note to the failure file."""
-        file = failure_file(self._run.directory, self._name)
-        write_atomically(file, f"{file.read_text().strip()} ({what})\n".encode())
-
 
 def failure_file(directory: RunDirectory, name: str) -> Path:
     """Return the file with the reason of a sink's early end."""
     return directory.path / f"{name}_failure.txt"
+
+
+def drop_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without its nulls; a sink's chart has a gap there."""
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def merge_blocks(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return one step's block rows as one row.
+
+    Example: ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``. A row without a block is the edge's: ``slope/edge``.
+    """
+    found: dict[str, Any] = {}
+    for row in rows:
+        values = {name: value for name, value in row.items() if name not in ("step", "block")}
+        found |= {"step": row["step"]} | {f"{name}/{row.get('block', 'edge')}": value for name, value in values.items()}
+    return found
+
+
+def read_logged_rows(directory: RunDirectory) -> Iterator[dict[str, Any]]:
+    """Yield a run's logged rows in their original order: each step's metrics, then its signals.
+
+    Damaged rows are omitted.
+    """
+    signals: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in directory.signal_files}
+    for name, path in directory.signal_files.items():
+        for row in readable_rows(path):
+            signals[name].setdefault(row["step"], []).append(row)
+    for row in readable_rows(directory.metrics_file):
+        yield drop_nulls(row)
+        for rows in signals.values():
+            if row["step"] in rows:
+                yield drop_nulls(merge_blocks(rows[row["step"]]))

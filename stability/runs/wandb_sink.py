@@ -138,7 +138,9 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
     if settings.mode in ("disabled", "offline", "dryrun"):
         mode = "disabled" if settings.mode == "disabled" else "offline"
         return mode, f"W&B: {mode}, as WANDB_MODE says"
-    if not _has_wandb_key(settings):
+    from wandb.sdk.lib.wbauth import read_netrc_auth  # without the network access of wandb.login
+
+    if not (settings.api_key or settings.identity_token_file or read_netrc_auth(host=settings.base_url)):
         return (
             "offline",
             "W&B: offline, no API key found; upload later with: wandb login && wandb sync "
@@ -151,13 +153,6 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
             "RUNS_DIR/*/wandb/offline-run-*",
         )
     return "online", f"W&B: online, {settings.base_url}"
-
-
-def _has_wandb_key(settings: Any) -> bool:
-    """Return whether W&B would find credentials, without the network access of ``wandb.login``."""
-    from wandb.sdk.lib.wbauth import read_netrc_auth
-
-    return bool(settings.api_key or settings.identity_token_file or read_netrc_auth(host=settings.base_url))
 
 
 def _is_reachable(url: str, timeout_s: float) -> bool:

@@ -26,8 +26,7 @@ from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock
 from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, pad_chains, random_crops
-from stability.structure.frames import random_rotations, rotate
-from stability.structure.kabsch import aligned_squared_error
+from stability.structure.frames import aligned_squared_error, random_rotations, rotate
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
 from stability.training import checkpoint, loop
 from stability.training.checkpoints import Checkpoints, Held

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from stability.build import build_model
 from stability.config.base import Settings
-from stability.config.computed import parts_of_model
 from stability.config.parse import parse_run
+from stability.config.parts import parts_of_model
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.printable import line_of

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kernels import availability, recurrences
-from stability.config.computed import kernels_of
+from stability.config.parts import kernels_of
 from stability.config.training import Precision
 from stability.models.precision import allow_tf32
 from stability.startup import postpone_compiler

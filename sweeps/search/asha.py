@@ -33,7 +33,8 @@ class AsynchronousAsha:
         self._rungs = spec.search.rungs(spec.steps, spec.evaluation.every_steps)
         self._points = sorted(spec.points(fingerprint), key=lambda point: run_id(point[1]))
         self._is_asked = False
-        self.stopped_by = name_of(spec.search, self._rungs)
+        # only an equal search accepts its stops
+        self.stopped_by = f"asha {spec.search.reduction} at {' '.join(map(str, self._rungs))}"
         self.most_runs = len(self._points)
 
     def plan(self) -> str:
@@ -54,11 +55,6 @@ class AsynchronousAsha:
         """Return ``stopped``: the reason for each stopped run, for the tables."""
         statuses = {each: RunDirectory(self._pool, each).status() for each in (run_id(run) for _, run in self._points)}
         return {"stopped": {each: status["reason"] for each, status in statuses.items() if status["state"] == STOPPED}}
-
-
-def name_of(settings: AshaSpec, rungs: tuple[int, ...]) -> str:
-    """Return the search's name for stopped runs; only an equal search accepts their stop."""
-    return f"asha {settings.reduction} at {' '.join(map(str, rungs))}"
 
 
 class SynchronousAsha:

@@ -252,22 +252,15 @@ class Lines:
             if row.ended and self._told[row.trial.run_id] != "ended":
                 self._told[row.trial.run_id] = "ended"
                 self._print_unless_skipped(self._describe_end(row, len(progress.rows), progress.words.share))
-            self._print_standing(row)
+            run_id = row.trial.run_id
+            if row.stood_s is None:
+                self._standing.discard(run_id)
+            elif run_id not in self._standing:
+                self._standing.add(run_id)
+                self._say(f"stalled {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
         if self._skips:
             self._skips, self._ended_then = False, self._num_ended
         self._print_summary(progress)
-
-    def _print_standing(self, row: Row) -> None:
-        """Print once if a run is long without a step.
-
-        The line is printed again if this recurs after another step.
-        """
-        run_id = row.trial.run_id
-        if row.stood_s is None:
-            self._standing.discard(run_id)
-        elif run_id not in self._standing:
-            self._standing.add(run_id)
-            self._say(f"stalled {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
 
     def _print_unless_skipped(self, line: str) -> None:
         if not self._skips:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
+from stability.runs.older import words_of_record
 from stability.runs.phases import TERMINAL, file_of, list_phases, phases
-from stability.runs.recorded_words import words_of_record
 from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.progress import STALLED, Progress, Row
-from sweeps.trial import Trial
-from sweeps.trial_names import list_varied_axes
+from sweeps.trial import Trial, list_varied_axes
 from sweeps.view.board import best_line, count_runs, counts_line, left_text, run_table
 
 MOST_NAMED = 3

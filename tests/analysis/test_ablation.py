@@ -14,7 +14,7 @@ from analysis.drawing.style import RC
 from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
-from analysis.sections import ablation, ablation_figure, answer, curves, nll_figures
+from analysis.sections import ablation, answer, curves, nll_figures
 from analysis.sections.answer import answer_table, best_series, title
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
@@ -136,7 +136,7 @@ def test_a_divergence_is_counted_in_its_cell_and_marked_in_the_figure(tmp_path):
     )
     (table,) = ablation.ablation_tables(load(path))
     assert table.rows[0][-1].text == "2.800" and "diverged\n2/3" in table.rows[0][-1].detail
-    figure = ablation_figure.figures(load(path))["ablation-0"].figure
+    figure = ablation.figures(load(path))["ablation-0"].figure
     assert "2/3" in {text.get_text() for text in figure.axes[2].texts}
 
 
@@ -147,7 +147,7 @@ def test_wide_ablations_are_split_between_settings(study, monkeypatch):
 
 def test_the_figure_has_a_panel_for_each_setting_with_every_seed_and_a_ring_at_the_base(study):
     with matplotlib.rc_context(RC):
-        figure = ablation_figure.figures(study)["ablation-0"].figure
+        figure = ablation.figures(study)["ablation-0"].figure
     assert [ax.get_xlabel() for ax in figure.axes] == ["Edge hidden dimension (ξ)", "Rank (r)", "Window size (w)"]
     for ax, (setting, row) in zip(figure.axes, VALUES.items(), strict=True):
         points = [line for line in ax.lines if line.get_marker() == "s"]
@@ -300,7 +300,7 @@ def test_values_whose_runs_were_lost_are_left_out(tmp_path, lost):
     study = load(path)
     (shown,) = ablation.ablation_tables(study)
     assert shown.header == (("", "4", "1", "8", "4") if lost == "" else ("", "4", "256", "1", "4", "2", "4"))
-    assert ablation_figure.SECTION.applies(study) and len(ablation.directions(study)) == (1 if lost == "" else 3)
+    assert ablation.SECTION.applies(study) and len(ablation.directions(study)) == (1 if lost == "" else 3)
     assert "Ablation of sc" in summary(path)
     build(path, tmp_path / "pdf")
 
@@ -315,7 +315,7 @@ def test_the_papers_claims_are_judged_on_the_base_alone(tmp_path):
 
 
 def test_studies_without_ablations_have_no_such_section(quickstart, quickstart_dir):
-    assert ablations(quickstart) == () and ablation_figure.figures(quickstart) == {}
+    assert ablations(quickstart) == () and ablation.figures(quickstart) == {}
     assert "Ablation of" not in summary(quickstart_dir)
 
 

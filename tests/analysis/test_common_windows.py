@@ -12,7 +12,7 @@ from analysis.numbers.comparison import bisections_needed, compare_windows
 from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import SeriesWindows, window, windows
 from analysis.sections.nll import nll_tables, window_table
-from analysis.sections.reference import reference_table
+from analysis.sections.overview import reference_table
 from analysis.study.load import load
 from analysis.study.reference import references
 from tests.analysis.synthetic import INIT, UNIGRAM, write_study

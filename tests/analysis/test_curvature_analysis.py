@@ -9,9 +9,8 @@ import pytest
 
 from analysis.report import build
 from analysis.sections import curvature
-from analysis.sections.alpha_along_step import step_figure, typical_steps
-from analysis.sections.block_shares import blocks_table
-from analysis.sections.curvature import step_figures
+from analysis.sections.alpha import step_figure, typical_steps
+from analysis.sections.curvature import blocks_table, step_figures
 from analysis.sections.spectrum_figures import density_figures, profile_figures, smooth, spectrum_rows_of
 from analysis.sections.steps import find_fallen, make_fallen_tables, sharpness_table
 from analysis.study.load import load

@@ -16,11 +16,13 @@ from analysis.sections.discrepancy import (
     direction,
     figures,
     hypothesis,
+    pdmm_figure,
+    pdmm_table,
     relative,
+    shrinkage,
     slopes,
     study_tables,
 )
-from analysis.sections.pdmm import pdmm_figure, pdmm_table, shrinkage
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.words import Words

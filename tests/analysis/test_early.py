@@ -16,10 +16,11 @@ from analysis.numbers.early import (
     TOO_SHORT,
     UNMEASURED,
     breaks,
+    crossing,
+    early_curves,
     early_runs,
     name_runs,
 )
-from analysis.numbers.early_curves import crossing, early_curves
 from stability.config.training import VerdictSpec
 from stability.runs.schema import SEARCH_COLUMNS
 from stability.training.verdict import SpikeWatch

@@ -20,9 +20,8 @@ from analysis.drawing import formats
 from analysis.drawing.interactive import SIGNS, Unknown, describe
 from analysis.drawing.pieces import Picture
 from analysis.drawing.tables import narrow
-from analysis.drawing.traces import MARKERS
+from analysis.drawing.traces import MARKERS, to_html
 from analysis.drawing.typeset import Cell, Table
-from analysis.drawing.web_text import to_html
 from analysis.export import export
 from analysis.page import build_page
 from analysis.study.load import load

@@ -11,7 +11,7 @@ from analysis.drawing import style
 from analysis.drawing.style import DASHES, RC
 from analysis.numbers.mixers import groups, numbers_of
 from analysis.report import summary
-from analysis.sections import ablation_figure
+from analysis.sections import ablation
 from analysis.study.load import load
 from analysis.words import shorten, value_text, wrap
 from tests.analysis.synthetic import write_study
@@ -82,12 +82,12 @@ def test_no_two_series_look_alike_as_long_as_dashes_last(tmp_path):
 
 def test_labels_of_an_ablation_that_would_overlap_are_turned_and_no_longer_do(two_ways):
     with matplotlib.rc_context(RC):
-        figure = ablation_figure.figures(load(two_ways))["ablation-0"].figure
+        figure = ablation.figures(load(two_ways))["ablation-0"].figure
         figure.draw_without_rendering()
     (ax,) = figure.axes
     labels = ax.get_xticklabels()
     assert [label.get_text() for label in labels] == list(MIXERS)
-    assert {label.get_rotation() for label in labels} == {ablation_figure.TURNED_DEGREES}
+    assert {label.get_rotation() for label in labels} == {ablation.TURNED_DEGREES}
     ends = [label.get_transform().transform(label.get_position())[0] for label in labels]
     assert all(other - one > RC["xtick.labelsize"] for one, other in itertools.pairwise(ends))
     assert all(figure.bbox.y0 <= label.get_window_extent().y0 for label in labels)
@@ -95,7 +95,7 @@ def test_labels_of_an_ablation_that_would_overlap_are_turned_and_no_longer_do(tw
 
 def test_the_ablations_figure_has_the_colours_of_the_others(two_ways):
     study = load(two_ways)
-    (ax,) = ablation_figure.figures(study)["ablation-0"].figure.axes
+    (ax,) = ablation.figures(study)["ablation-0"].figure.axes
     looks = style.looks(study)
     drawn = {line.get_xdata()[0]: line.get_color() for line in ax.lines if line.get_marker() == "_"}
     assert drawn == {place: looks[f"two_way of={name}"].color for place, name in enumerate(MIXERS)}

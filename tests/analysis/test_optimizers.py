@@ -14,7 +14,6 @@ import pytest
 from analysis.claims.kinds import QUANTITIES, difference
 from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.style import RC
-from analysis.export import write_figures
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary
 from analysis.sections import optimizers as optimizer_figures
@@ -22,6 +21,7 @@ from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
 from analysis.study.load import load
 from stability.runs.older import OlderFile
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import run_id, write_study, write_table
 from tests.analysis.test_report import text_of
 

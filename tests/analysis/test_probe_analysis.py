@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from pypdf import PdfReader
 
-from analysis.numbers.layers import qk_heads
+from analysis.claims.layers import qk_heads
 from analysis.report import build
 from analysis.sections import connectivity_figures as connectivity
 from analysis.sections import layers

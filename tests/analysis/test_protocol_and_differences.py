@@ -13,7 +13,7 @@ import pytest
 from analysis.report import build, summary
 from analysis.sections.alpha import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.block_shares import block_figures, blocks_table, layer_of, part_of_model
+from analysis.sections.curvature import block_figures, blocks_table, layer_of, part_of_model
 from analysis.sections.differences import differences_table, find_other_sign, relative_difference, verification
 from analysis.study.load import load
 from analysis.study.protocol import (

@@ -17,12 +17,12 @@ import typst
 from analysis.assembly import pictures, sections
 from analysis.drawing import pieces, style, typeset
 from analysis.drawing.files import lay_out
-from analysis.export import write_figures
 from analysis.report import build, build_together, summary
 from analysis.sections import nll_figures
 from analysis.sections.alpha import alpha_figures, state_ratio
 from analysis.sections.differences import verification
 from analysis.study.load import load
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
@@ -47,7 +47,7 @@ def test_importing_the_report_imports_no_torch_and_of_stability_columns_words_an
     ours = f"[m for m in sorted(sys.modules) if m in {heavy} or m.split('.')[0] == 'stability']"
     code = f"import sys, analysis.report; print({ours})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    words = "'stability.runs.older', 'stability.runs.recorded_words', 'stability.runs.schema', 'stability.runs.words'"
+    words = "'stability.runs.older', 'stability.runs.schema', 'stability.runs.spikes', 'stability.runs.words'"
     assert found == f"['stability', 'stability.printable', 'stability.runs', {words}]"
 
 

@@ -11,11 +11,11 @@ import pytest
 from analysis.claims.judging import judge
 from analysis.drawing import pieces
 from analysis.drawing.style import looks
-from analysis.export import write_figures
 from analysis.sections import gradients, nll, streams
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.parquet import write_parquet
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import write_study
 
 SCHEMES = ("hc", "identity", "mhc_lite")

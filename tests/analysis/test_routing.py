@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.claims.routing import collapse_claim
 from analysis.numbers.routing import bracket_collapse, compare_collapse, read_routing
 from analysis.report import summary
 from analysis.sections import alpha, routing
+from analysis.sections.routing import collapse_claim
 from analysis.study import wording
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study

@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.pieces import heading, shown
 from analysis.drawing.typeset import Cell, Table
-from analysis.export import write_figures
 from analysis.report import build, summary
 from analysis.sections import contents
 from analysis.sections.section import Captioned, Section, pictures, sourced
 from analysis.study.load import load
+from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_edge_and_search import with_search
 from tests.analysis.test_report import text_of

@@ -9,7 +9,7 @@ import pytest
 from analysis.claims.claim import Claim, correct, correction_note, word_claim
 from analysis.claims.judging import judge
 from analysis.numbers.comparison import decide
-from analysis.numbers.significance import holm, p_beyond, p_of_bounds
+from analysis.numbers.spread import holm, p_beyond, p_of_bounds
 from tests.analysis.test_claims import FINE
 from tests.analysis.test_paper_claims import study_of
 

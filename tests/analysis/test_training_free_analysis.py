@@ -8,8 +8,8 @@ from pypdf import PdfReader
 
 from analysis.report import build
 from analysis.sections.training_free import (
+    SECTION,
     TABLES,
-    applies,
     choose_budget,
     errors,
     figures,
@@ -132,7 +132,7 @@ def test_the_report_shows_figure_and_tables(tmp_path, drawn):
 
 def test_without_a_probe_there_is_no_section(tmp_path):
     study = load(write_study(tmp_path, mechanisms=["sa"], lrs=(1e-3,), seeds=1))
-    assert not applies(study) and not TABLES.of_study(study) and not figures(study)
+    assert not SECTION.applies(study) and not TABLES.of_study(study)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from stability import sweep
-from stability.build import build_model, count_parameters
+from stability.build import build_model
 from stability.config.identity import run_id
 from stability.models.backbone import num_parameters
 from stability.runs.results import collect
 from tests.reading import read_spec
+from tests.sizes import count_parameters
 
 SC = ("mechanism=sc", "lr=[1e-3,1e-2]", "seeds=2")
 

@@ -10,7 +10,7 @@ import pytest
 from biotite.sequence import ProteinSequence as align_sequence
 from biotite.sequence import align
 
-from stability.corpora.proteins import clusters as clustering
+from stability.corpora.proteins import split as clustering
 from stability.corpora.proteins.alphabets import NO_SS, SPECIALS, UNK, decode, encode
 from stability.corpora.proteins.annotations import Annotation, read_annotations
 from stability.corpora.proteins.chain import ProteinChain

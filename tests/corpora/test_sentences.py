@@ -11,8 +11,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from stability.corpora.sentences.files import pair_files, read_rows
-from stability.corpora.sentences.split import Row, split_rows
+from stability.corpora.sentences.split import Row, pair_files, read_rows, split_rows
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.data.pairs import Pairs, PairsConfig
 from stability.data.stdlib_pairs import StdlibPairs, StdlibPairsConfig

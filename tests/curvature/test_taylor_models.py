@@ -116,8 +116,8 @@ def test_masks_give_finite_and_equal_curvature(form, mask):
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.7}])
 def test_attention_in_blocks_equals_attention_whole(options, monkeypatch):
-    monkeypatch.setattr("stability.curvature._rules_attention.SCORES", 1)
-    monkeypatch.setattr("stability.curvature._rules_attention._MIN_ROWS", 3)
+    monkeypatch.setattr("stability.curvature._rules_losses.SCORES", 1)
+    monkeypatch.setattr("stability.curvature._rules_losses._MIN_ROWS", 3)
     for params in (qkv(), qkv(keys=5), qkv(n=5, keys=8)):
         assert_same(attention_loss(**options), params, random_direction(params, 3))
     masked = qkv()

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from stability.deployed.packing import DIGITS, pack_signs, unpack_signs
+from stability.deployed.formats import DIGITS, pack_signs, unpack_signs
 
 
 @pytest.mark.parametrize(("pack", "base", "digits"), [("2bit", 4, 4), ("base3", 3, 5)])

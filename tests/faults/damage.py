@@ -32,17 +32,16 @@ from stability.runs.parquet import read_curves
 from stability.runs.phases import planned_steps
 from stability.runs.records import SpecFile
 from stability.runs.results import _run_row, collect, read_steps
-from stability.runs.rows import read_logged_rows
 from stability.runs.run_files import RunFiles
 from stability.runs.schema import CURVES_COLUMNS, SIGNAL_COLUMNS
+from stability.runs.sink import read_logged_rows
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from sweeps.alpha_share import alpha_share
 from sweeps.launch import run
 from sweeps.progress import Progress
 from sweeps.record import StudyRecord
-from sweeps.trial import Trial, is_done, run_trial
-from sweeps.trial_names import variants
+from sweeps.trial import Trial, is_done, run_trial, variants
 from sweeps.view.study_view import StudyView
 from tests.sweeps.real import TINY, make_sweep
 

@@ -85,14 +85,14 @@ def assert_sums(probe, before, gradients, after, without, dtype):
         flat(after) - flat(before),
         flat([each.to(dtype) for each in without]) - flat(before),
     )
-    assert probe.gradient_norm() == pytest.approx(g.norm().item(), rel=1e-6)
+    assert probe.sums[0].sqrt().item() == pytest.approx(g.norm().item(), rel=1e-6)
     assert probe.step_norm() == pytest.approx(moved.norm().item(), rel=1e-6)
     lr, loose = HYPER["lr"], 2e-2 if dtype == torch.bfloat16 else 1e-5
     # θ less its decay is rounded to its dtype from float64 here, from float32 there: where the two lie on either side of
     # a half, an entry is a unit apart, in bf16 one of 2¹⁶, in float32 any
     unit = 0.0 if dtype == torch.bfloat16 else torch.finfo(dtype).eps
     room = unit * flat(before)
-    assert probe.direction_norm(lr) == pytest.approx(moved.norm().item() / lr, rel=1e-6)
+    assert probe.step_norm() / lr == pytest.approx(moved.norm().item() / lr, rel=1e-6)
     assert probe.slope(lr) == pytest.approx((g @ moved).item() / lr, rel=1e-5)
     assert_within(abs(probe.step_norm(decay=False) - alone.norm().item()), loose * alone.norm() + room.norm())
     slope = (g @ alone).item() / lr
@@ -226,9 +226,9 @@ def test_the_probe_is_of_the_direction_that_alpha_max_takes():
     probe = fused.probed()
     for direction, decay in ((with_decay, True), (without, False)):
         u = torch.cat([each.double().flatten() for each in direction.values()])
-        assert probe.direction_norm(1e-2, decay=decay) == pytest.approx(u.norm().item(), rel=1e-5)
+        assert probe.step_norm(decay=decay) / 1e-2 == pytest.approx(u.norm().item(), rel=1e-5)
         assert probe.slope(1e-2, decay=decay) == pytest.approx((g @ u).item(), rel=1e-5)
-    assert probe.gradient_norm() == pytest.approx(g.norm().item(), rel=1e-6)
+    assert probe.sums[0].sqrt().item() == pytest.approx(g.norm().item(), rel=1e-6)
 
 
 def test_a_gradient_that_lies_otherwise_is_taken_in_the_parameters_order():

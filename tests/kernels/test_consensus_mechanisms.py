@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.consensus import LARGEST as SIZES
-from stability.config.computed import kernels_of
+from stability.config.parts import kernels_of
 from stability.config.rules.kernels import require_second_derivatives
 from stability.curvature import directional, hvp
 from stability.mechanisms import build

@@ -9,8 +9,8 @@ TOY = Device("toy", 100.0, {"float32": 10.0, "bf16": 1000.0}, 1, 1024, 1024)
 
 def test_a_launch_takes_as_long_as_the_slower_of_memory_and_arithmetic():
     heavy = Traffic(read=150, written=50, flops=100)
-    assert TOY.seconds(heavy) == 10.0 and TOY.find_bottleneck(heavy) == "compute"
-    assert TOY.seconds(heavy, "bf16") == 2.0 and TOY.find_bottleneck(heavy, "bf16") == "memory"
+    assert TOY.seconds(heavy) == heavy.flops / TOY.peaks["float32"] == 10.0
+    assert TOY.seconds(heavy, "bf16") == heavy.bytes / TOY.bandwidth == 2.0
 
 
 def test_traffics_of_launches_in_a_row_add_up():

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kernels import recurrences
-from stability.config.computed import kernels_of
-from stability.config.parts import part
+from stability.config.parts import kernels_of, part
 from stability.curvature._graph import NoSecondDerivative, name_refusals
 from stability.mechanisms import build
 from stability.training.machine import require_kernels

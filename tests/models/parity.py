@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from stability.build import build_model, count_parameters
+from stability.build import build_model
 from stability.config.base import validate
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from tests.identity.golden_ids import BASE
+from tests.sizes import count_parameters
 
 SIZE = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 8}
 TOKENS = torch.randint(29, (3, 8), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stability.structure.fsq import FSQ
+from stability.structure.tokenizer import FSQ
 
 LEVELS = [(7, 5, 5, 5, 5), (8, 5, 5, 5), (2, 3, 4), (6,)]
 

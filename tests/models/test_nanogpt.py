@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 
-from stability.build import build_model, count_parameters
+from stability.build import build_model
 from tests.models.parity import ours, renamed, shaken, twice_in_training
 from tests.models.public import nanogpt
 from tests.reading import read_spec
+from tests.sizes import count_parameters
 
 TINY = nanogpt.Config(block_size=12, vocab_size=29, n_layer=3, n_head=2, n_embd=16)
 WORDS = ["position=learned", "norm.layernorm.bias=false", "ffn.bias=false"]

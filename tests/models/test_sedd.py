@@ -11,10 +11,11 @@ import math
 import pytest
 import torch
 
-from stability.build import build_objective, count_parameters
+from stability.build import build_objective
 from tests.models.parity import ours, renamed, shaken, spec_of, twice_in_training
 from tests.models.public import sedd
 from tests.reading import read_spec
+from tests.sizes import count_parameters
 
 TOKENS = 29
 SIGMA = torch.tensor([0.03, 0.7, 6.0], dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stability.build import build_optimizer, count_parameters
+from stability.build import build_optimizer
 from stability.config.identity import run_id
 from stability.mechanisms import build
 from stability.models.images import ImageFormat
@@ -15,6 +15,7 @@ from tests.mechanisms import checks
 from tests.models.parity import ours, renamed, shaken, spec_of, twice_in_training
 from tests.models.public import vit_small
 from tests.reading import read_spec
+from tests.sizes import count_parameters
 
 IMAGE = ImageFormat(8, 12, 3, 5, (100.0,) * 3, (50.0,) * 3)
 CIFAR = ImageFormat(32, 32, 3, 10, (100.0,) * 3, (50.0,) * 3)

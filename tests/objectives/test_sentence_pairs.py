@@ -13,8 +13,7 @@ from stability.build import build_objective
 from stability.config.parts import validate_settings
 from stability.config.training import WeightsSpec
 from stability.corpora.sentences.corpus import SentenceBatch
-from stability.objectives._ranking import correlations, recalls
-from stability.objectives.sentence_pairs import SentencePairs
+from stability.objectives.sentence_pairs import SentencePairs, correlations, recalls
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
 from stability.training.weights import Weights

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stability.optimizers import build
-from stability.optimizers._library import library_class
+from stability.optimizers._base import library_class
 from stability.optimizers.galore_adamw import first_directions
 from stability.optimizers.shampoo import inverse_root
 

@@ -11,9 +11,8 @@ import pytest
 
 from stability import hessian
 from stability.probes.pretrained import loading
-from stability.probes.pretrained.answer import answer, quantile
 from stability.probes.pretrained.loading import load_tokenizer
-from stability.probes.pretrained.probe import COLUMNS, HuggingFaceProbe
+from stability.probes.pretrained.probe import COLUMNS, HuggingFaceProbe, answer, quantile
 from tests.reading import read_spec
 
 transformers = pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from stability.probes.graphs.connectivity import (
+from stability.probes.graphs.pdmm import (
     complete,
     connectivity_rows,
     cycle,

@@ -13,7 +13,7 @@ from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
-from stability.probes.layers.lengths import measure_lengths
+from stability.probes.layers.nll import measure_lengths
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint

@@ -14,7 +14,7 @@ from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
-from stability.probes.layers.mirror import mirror_numbers
+from stability.probes.layers.nll import mirror_numbers
 from stability.runs.directory import read_jsonl
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder

@@ -15,7 +15,7 @@ from stability.config.entries import ProbeSpec
 from stability.corpora.tokens.corpus import Corpus
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
-from stability.probes.layers.train_nll import train_numbers
+from stability.probes.layers.nll import train_numbers
 from stability.runs.directory import read_jsonl
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stability.structure.ideal_chain import InternalGeometry, ideal_backbone, mean_geometry
+from stability.structure.measure import InternalGeometry, ideal_backbone, mean_geometry
 from tests.structure.small import chain
 
 HELIX = InternalGeometry(

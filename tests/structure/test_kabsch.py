@@ -5,8 +5,15 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from stability.structure.frames import in_frame, random_rotations, rotate
-from stability.structure.kabsch import aligned_squared_error, centre, kabsch_rotation, superpose
+from stability.structure.frames import (
+    aligned_squared_error,
+    centre,
+    in_frame,
+    kabsch_rotation,
+    random_rotations,
+    rotate,
+    superpose,
+)
 from tests.within import assert_within
 
 

@@ -6,7 +6,7 @@ import torch
 
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.structure.crops import first_parts, pad_chains, random_crops
-from stability.structure.kabsch import aligned_squared_error
+from stability.structure.frames import aligned_squared_error
 from stability.structure.tokenizer import PADDING, build_tokenizer
 from tests.structure.small import chain, chains, spec
 

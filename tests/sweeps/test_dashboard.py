@@ -11,7 +11,7 @@ import types
 import pytest
 
 from analysis import export
-from stability.dashboards import past_runs
+from stability.dashboards import series
 from stability.dashboards import workspace as workspaces
 from stability.dashboards.series import Series
 from stability.dashboards.study_run import RUNS, medians_by_rate, run_id_of
@@ -94,14 +94,14 @@ def test_what_broke_off_is_sent_again_and_what_is_there_is_not(tmp_path):
     directory = RunDirectory(tmp_path, "0123456789ab")
     write_run(directory, {})
     told = Told(directory, "my-study", "sa lr=0.01", {"lr_peak": 0.01})
-    assert past_runs.is_missing(told)
+    assert series.is_missing(told)
     for _ in range(2):
-        list(past_runs.send(told, "offline", {"project": "stability", "entity": None}, None))
-        assert not past_runs.is_missing(told)
+        list(series.send(told, "offline", {"project": "stability", "entity": None}, None))
+        assert not series.is_missing(told)
         failure_file(directory, "wandb").write_text("CommError: planted\n")
-        assert past_runs.is_missing(told)
+        assert series.is_missing(told)
     failure_file(directory, "wandb").write_text(f"CommError: planted ({BEGUN_ANEW})\n")
-    assert not past_runs.is_missing(told)
+    assert not series.is_missing(told)
     assert sent(directory.path)[0] == {"loss", "grad_norm", "lr", "val_nll", "grad_norm/blocks.0.mixer"}
 
 

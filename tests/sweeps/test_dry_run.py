@@ -15,7 +15,7 @@ from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import find_remaining
-from sweeps.gpus import GPUS
+from sweeps.estimated import GPUS
 from sweeps.trial import make_trials
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep

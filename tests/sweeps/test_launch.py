@@ -11,7 +11,7 @@ from stability.runs import wandb_sink
 from stability.runs.directory import RunDirectory
 from stability.runs.sink import failure_file
 from sweeps import launch
-from sweeps import slots as side_by_side
+from sweeps import requirements as side_by_side
 from sweeps.launchers.slurm import launcher as slurm_launcher
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep

@@ -10,15 +10,14 @@ from typing import get_args
 import pytest
 
 from stability import sweep, train_tokenizer
-from stability.build import count_parameters
 from stability.config.identity import run_id
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
 from stability.corpora.cache import prepare_for_plan
 from stability.corpora.proteins import synthetic
-from sweeps.estimated import estimate_step
-from sweeps.gpus import GPUS
+from sweeps.estimated import GPUS, estimate_step
 from tests.reading import read_spec
+from tests.sizes import count_parameters
 
 TEXT, DNA = 50_257, 17  # tokens
 # layers, heads, width of the consensus paper's Table 10, and the parameters that it prints, in millions

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from stability.runs.directory import TAIL_BYTES
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
-from sweeps.progress import TAIL_BYTES, Progress, read_tail
-from sweeps.trial_names import list_varied_axes, variants
+from sweeps.progress import Progress, read_tail
+from sweeps.trial import list_varied_axes, variants
 from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes

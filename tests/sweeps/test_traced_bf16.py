@@ -21,8 +21,7 @@ from stability.mechanisms._edge_weights import precision_on
 from stability.models.precision import computing_in, in_float32, rounds_products
 from stability.objectives._vocabulary import _autocast
 from sweeps import traced
-from sweeps.estimated import estimate_step
-from sweeps.gpus import GPUS
+from sweeps.estimated import GPUS, estimate_step
 from sweeps.traced import POLICIES, EmulatedAutocast, FusedAttention, trace
 from tests.reading import read_spec
 

@@ -5,6 +5,7 @@ All data sources of tokens produce a `Corpus`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,7 @@ from torch import Tensor
 
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
-from stability.corpora.tokens import frequencies
+from stability.corpora.io.arrays import sha256, sha256_and_counts
 from stability.corpora.tokens import windows as starts_of_windows
 from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, load_augmentation
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
@@ -110,7 +110,7 @@ class Corpus(AbstractCorpus):
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
             f"{vocab_size} tokens with a vocabulary of another size"
         )
-        sums, counts = frequencies.count_tokens(train, val, vocab_size)
+        sums, counts = count_tokens(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
         kept = {}
@@ -130,7 +130,7 @@ class Corpus(AbstractCorpus):
             description,
             num_train_documents,
             num_val_documents,
-            frequencies.cross_entropy(*counts),
+            cross_entropy(*counts),
             vocabulary=vocabulary,
             augmentation=augmentation,
             sums={**sums, **extra},
@@ -186,7 +186,7 @@ class Corpus(AbstractCorpus):
 
         Each count is raised by one. Reads the training side once.
         """
-        return frequencies.log_frequencies(self.train_tokens, self.vocab_size)
+        return log_frequencies(self.train_tokens, self.vocab_size)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
         """Draw random windows, every start equally likely, none across a border.
@@ -304,3 +304,52 @@ def _fingerprint(vocab_size: int, sums: Mapping[str, str], further: Mapping[str,
     listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
     # without `further`, a corpus of bytes has the same fingerprint as in older versions
     return disk.sha256_of_json([*listed, further] if further else listed)
+
+
+_AT_ONCE = 1 << 24  # tokens counted at a time
+
+
+def count_tokens(
+    train: np.ndarray, val: np.ndarray, vocab_size: int
+) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
+    """Return both sides' sha256 sums and token counts.
+
+    Args:
+        train: training tokens.
+        val: held-out tokens.
+        vocab_size: vocabulary size.
+
+    Raises:
+        ValueError: a side is empty or has a token beyond the vocabulary.
+    """
+    sums, counts = {}, []
+    for (name, side), tokens in zip(
+        {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True
+    ):
+        assert tokens.ndim == 1 and tokens.dtype in (np.uint16, np.uint32), (
+            f"{side} tokens: 1-D uint16 or uint32, got {tokens.ndim}-D {tokens.dtype}"
+        )
+        if not tokens.size:
+            raise ValueError(f"data: the {side} side holds no token")
+        sums[name], occurrences = sha256_and_counts(tokens, vocab_size)
+        if len(occurrences) > vocab_size:
+            raise ValueError(f"data: token {len(occurrences) - 1} on the {side} side; the vocabulary has {vocab_size}")
+        counts.append(occurrences)
+    return sums, (counts[0], counts[1])
+
+
+def cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:
+    """Return nats per held-out token under training frequencies, each count raised by one."""
+    log_probability = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
+    return float(-(val_counts @ log_probability) / val_counts.sum())
+
+
+def log_frequencies(tokens: np.ndarray, vocab_size: int) -> Tensor:
+    """Return the tokens' log frequencies (V), float64, each count raised by one.
+
+    Reads all tokens once.
+    """
+    counts = np.ones(vocab_size, dtype=np.int64)
+    for start in range(0, len(tokens), _AT_ONCE):
+        counts += np.bincount(tokens[start : start + _AT_ONCE], minlength=vocab_size)
+    return torch.from_numpy(np.log(counts / counts.sum()))

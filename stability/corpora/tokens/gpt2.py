@@ -99,7 +99,13 @@ def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
         ValueError: a file is invalid; the message names the file and the place.
     """
     merges_file, numbers_file = _rank_files(folder)
-    byte_of = _byte_of_character()
+    # in rank order: printable Latin-1 characters represent themselves, U+0100… all other bytes
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {
+        **{chr(byte): byte for byte in printable},
+        **{chr(256 + index): byte for index, byte in enumerate(others)},
+    }
     tokens = {bytes([byte]): character for character, byte in byte_of.items()}
     lines = _text(merges_file).splitlines()
     for number, line in enumerate(lines, start=1):
@@ -164,16 +170,6 @@ def sha256_of_ranks(ranks: str | None) -> str | None:
     for file in _rank_files(Path(ranks).expanduser()):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return the byte behind each character of these files, in rank order.
-
-    Printable Latin-1 characters represent themselves, U+0100… all other bytes.
-    """
-    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + index): byte for index, byte in enumerate(others)}}
 
 
 def _rank_files(folder: Path) -> list[Path]:

@@ -73,19 +73,14 @@ class Draws:
 def _chromosome(draws: Draws, elements: list[bytes]) -> bytes:
     parts, length = [], 0
     while length < LENGTH:
-        gc = local_gc(length)
+        phase = length % PERIOD
+        gc = LOWEST_GC + (HIGHEST_GC - LOWEST_GC) * min(phase, PERIOD - phase) // (PERIOD // 2)
         stretch = [_letters(draws, 50 + draws.draw_one(200), gc), _either_strand(draws, _gene(draws, gc))]
         if draws.draw_one(GENES_PER_ELEMENT) == 0:
             stretch.append(_either_strand(draws, _copy(draws, elements[draws.draw_one(NUM_ELEMENTS)])))
         parts += stretch
         length += sum(map(len, stretch))
     return b"".join(parts)[:LENGTH]
-
-
-def local_gc(position: int) -> int:
-    """Return the local GC content in per mille at a chromosome's position."""
-    phase = position % PERIOD
-    return LOWEST_GC + (HIGHEST_GC - LOWEST_GC) * min(phase, PERIOD - phase) // (PERIOD // 2)
 
 
 def _letters(draws: Draws, num: int, gc: int) -> bytes:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from stability.build import resolve_device
-from stability.config.computed import kernels_of_loss
 from stability.config.curvature import CurvatureSpec
 from stability.config.parse import computed_parts_of
+from stability.config.parts import kernels_of_loss
 from stability.config.rules.kernels import require_alpha_max
 from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded

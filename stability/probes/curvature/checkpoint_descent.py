@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from stability.config.settled import use_reference
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
-from stability.curvature.recorded import Recordings
 from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
 from stability.objectives import Examples
@@ -30,15 +28,6 @@ from stability.training.checkpoint import MOVING
 from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
-
-# settings of a run that change the numbers in its loss, but not its operations
-_WITHOUT_OPERATIONS = {"seed", "lr_peak", "optimizer", "schedule", "steps", "data_fingerprint", "init", "weights"}
-
-
-@lru_cache(maxsize=4)
-def _recordings(settings: str) -> Recordings:
-    """Return the recordings of the losses of runs with these settings."""
-    return {}
 
 
 class Probe:

@@ -251,7 +251,12 @@ def load_causal(name: str, device: str) -> Oracle:
             f"oracle=hf:{name}: no tokenizer beside it, and its vocabulary of {vocab_size} is too small for "
             "bytes\nsave the tokenizer beside the model"
         )
-    encode, num_bytes = _make_byte_encoder(name) if tokenizer is None else _make_encoder(tokenizer, name, vocab_size)
+    # without a tokenizer: UTF-8 bytes, right only for a model trained on bytes
+    encode, num_bytes = (
+        (lambda sample: list((sample.text or "").encode()), len)
+        if tokenizer is None
+        else _make_encoder(tokenizer, name, vocab_size)
+    )
     shown = (
         f"hf:{Path(name).expanduser().name if Path(name).expanduser().is_dir() else name}"
         f"{' (on bytes)' if tokenizer is None else ''}"
@@ -266,14 +271,6 @@ def load_causal(name: str, device: str) -> Oracle:
         num_bytes=num_bytes,
         logits=lambda model, tokens_BN: model(input_ids=tokens_BN, use_cache=False).logits,
     )
-
-
-def _make_byte_encoder(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
-    """Return encoder and byte counter on UTF-8 bytes, for a model without a tokenizer.
-
-    Right only for a model trained on bytes.
-    """
-    return lambda sample: list((sample.text or "").encode()), len
 
 
 def _make_encoder(

@@ -62,7 +62,10 @@ def consensus_spectra(
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
         before_HNK = _split_heads(layer.source(x_BND), layer.heads)
-        after_HNK = _split_heads(_compute_update(layer, x_BND), layer.heads)
+        # u′: the layer's output with W_o = I and b_o = 0
+        identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
+        biases = {f"out.{key}": torch.zeros_like(value) for key, value in layer.out.named_parameters() if key == "bias"}
+        after_HNK = _split_heads(functional_call(layer, {"out.weight": identity, **biases}, (x_BND,)), layer.heads)
         steps_T = step_sizes(layer)
     source_E, target_E = source_E.cpu().numpy(), target_E.cpu().numpy()
     unweighted = connectivity(source_E, target_E, x_BND.shape[1])
@@ -130,13 +133,6 @@ def _energy_of(
         rho_EKK = layer.rope(eye_NKK, position_dim=0).mT[torch.from_numpy(target_E)]
         laplacian = BlockLaplacian(source_E, target_E, (rho_EKK @ weight_EKK @ rho_EKK.mT).numpy(), laplacian.num_nodes)
     return lambda u_NK: laplacian.energy(layer.rope(u_NK).numpy())
-
-
-def _compute_update(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
-    """Return u′: the layer's output with W_o = I and b_o = 0."""
-    identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
-    biases = {f"out.{key}": torch.zeros_like(value) for key, value in layer.out.named_parameters() if key == "bias"}
-    return functional_call(layer, {"out.weight": identity, **biases}, (x_BND,))
 
 
 def _split_heads(u_BND: Tensor, heads: int) -> Tensor:

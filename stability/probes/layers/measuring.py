@@ -25,13 +25,11 @@ from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.attention import discrepancies, qk_singular_values
 from stability.probes.layers.consensus import consensus_spectra
-from stability.probes.layers.lengths import measure_lengths
 from stability.probes.layers.low_pass import low_pass
-from stability.probes.layers.mirror import mirror_numbers
+from stability.probes.layers.nll import measure_lengths, mirror_numbers, train_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.quantization import measure_bits
 from stability.probes.layers.streams import stream_statistics
-from stability.probes.layers.train_nll import train_numbers
 from stability.probes.layers.training_free import measure_mechanisms
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
@@ -114,120 +112,98 @@ def measure_checkpoint(
     if folder is not None:
         spec, model = checkpoint.load(folder)
         labels = {"run_id": directory.run_id, "phase": phase, "lr": spec.lr_peak}
-        if probe.what == "qk":
-            yield from _qk(model, labels, rows)
-        elif probe.what == "mirror":
-            rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
+        for found in _measure(spec, model, probe, cache_dir):
+            for table, own in found.items():
+                rows[table] += [{**labels, **row} for row in own]
             yield
-        elif probe.what == "train_nll":
-            rows["train_nll"].append({**labels, **train_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
-            yield
-        elif probe.what == "lengths":
-            for row in measure_lengths(spec, model, corpus_of(spec, cache_dir), probe):
-                rows["lengths"].append({**labels, **row})
-                yield
-        elif probe.what == "quantization":
-            examples = read_held_out(spec, cache_dir, probe.sequences)
-            for of_model, of_layers in measure_bits(spec, model, corpus_of(spec, cache_dir), examples, probe):
-                rows["quantization"] += [{**labels, **row} for row in of_model]
-                rows["quantization_layers"] += [{**labels, **row} for row in of_layers]
-                yield
-        else:
-            yield from _measure_held_out(spec, model, labels, rows, probe, cache_dir)
     for table, found in rows.items():
         Stored(directory.probe_file(phase, table), protocol_of(probe)).write(found, PROBE_COLUMNS[table])
 
 
-def _measure_held_out(
-    spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
-) -> Iterator[None]:
-    """Add a checkpoint's rows on held-out sequences, layer by layer, in float64."""
+def _measure(spec: RunSpec, model: Backbone, probe: ProbeSpec, cache_dir: Path) -> Iterator[Rows]:
+    """Yield a checkpoint's rows by table, as they come."""
+    if probe.what == "qk":
+        yield from _qk(model)
+        return
+    corpus = corpus_of(spec, cache_dir)
+    if probe.what == "mirror":
+        yield {"mirror": [mirror_numbers(spec, model, corpus, probe)]}
+    elif probe.what == "train_nll":
+        yield {"train_nll": [train_numbers(spec, model, corpus, probe)]}
+    elif probe.what == "lengths":
+        for row in measure_lengths(spec, model, corpus, probe):
+            yield {"lengths": [row]}
+    elif probe.what == "quantization":
+        examples = read_held_out(spec, cache_dir, probe.sequences)
+        for of_model, of_layers in measure_bits(spec, model, corpus, examples, probe):
+            yield {"quantization": of_model, "quantization_layers": of_layers}
+    else:
+        yield from _measure_in_float64(spec, model, probe, cache_dir)
+
+
+def _measure_in_float64(spec: RunSpec, model: Backbone, probe: ProbeSpec, cache_dir: Path) -> Iterator[Rows]:
+    """Yield a checkpoint's rows on held-out sequences, layer by layer."""
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
+    examples = read_held_out(spec, cache_dir, probe.sequences)
     if probe.what == "streams":
-        examples = (example.to(device) for example in read_held_out(spec, cache_dir, probe.sequences).split(1))
-        for found in stream_statistics(model, examples, probe.outlier_log_range):
-            rows["streams"] += [{**labels, **row} for row in found]
-            yield
-        return
-    if probe.what == "training_free":
-        examples = read_held_out(spec, cache_dir, probe.sequences).to(device)
-        for of_models, of_layers in measure_mechanisms(spec, model, corpus_of(spec, cache_dir), examples, probe):
-            rows["training_free"] += [{**labels, **row} for row in of_models]
-            rows["training_free_layers"] += [{**labels, **row} for row in of_layers]
-            yield
-        return
-    for sequence, example in enumerate(read_held_out(spec, cache_dir, probe.sequences).split(1)):
-        inputs = layer_inputs(model, example.to(device))
-        passed = [block.mixer for block in model.list_passes()]
-        for layer, (mixer, x_BND) in enumerate(zip(passed, inputs, strict=True)):
-            where = labels | {"layer": layer, "mixer": stem(mixer), "sequence": sequence}
-            if probe.what == "pdmm":
-                _add_discrepancy(mixer, x_BND, where, rows)
-            elif isinstance(mixer, AbstractConsensus):
-                _add_consensus(mixer, x_BND, where, rows, probe)
-            elif isinstance(mixer, AbstractAttention):
-                _add_attention(mixer, x_BND, where, rows)
-            yield
+        for found in stream_statistics(model, (each.to(device) for each in examples.split(1)), probe.outlier_log_range):
+            yield {"streams": found}
+    elif probe.what == "training_free":
+        corpus = corpus_of(spec, cache_dir)
+        for of_models, of_layers in measure_mechanisms(spec, model, corpus, examples.to(device), probe):
+            yield {"training_free": of_models, "training_free_layers": of_layers}
+    else:
+        for sequence, example in enumerate(examples.split(1)):
+            inputs = layer_inputs(model, example.to(device))
+            passed = [block.mixer for block in model.list_passes()]
+            for layer, (mixer, x_BND) in enumerate(zip(passed, inputs, strict=True)):
+                where = {"layer": layer, "mixer": stem(mixer), "sequence": sequence}
+                found = _measure_layer(mixer, x_BND, probe)
+                yield {table: [{**where, **row} for row in own] for table, own in found.items()}
 
 
-def _add_consensus(
-    layer: AbstractConsensus,
-    x_BND: Tensor,
-    where: dict[str, Any],
-    rows: Rows,
-    probe: ProbeSpec,
-) -> None:
-    """Add one consensus layer's rows on one sequence: each head's numbers and filter."""
-    heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
-    for head, found in enumerate(heads):
-        rows["spectra"].append({**where, "head": head, **found.numbers})
-        nodes = zip(
-            found.density.probe.tolist(),
-            found.density.nodes.tolist(),
-            found.density.weights.tolist(),
-            found.response.tolist(),
-            strict=True,
-        )
-        rows["filter"] += [
-            {**where, "head": head, "probe": p, "node": node, "weight": weight, "response": r}
-            for p, node, weight, r in nodes
-        ]
+def _measure_layer(mixer: nn.Module, x_BND: Tensor, probe: ProbeSpec) -> Rows:
+    """Return one layer's rows on one sequence, by table."""
+    if probe.what == "pdmm":
+        found = discrepancies(mixer, x_BND) if isinstance(mixer, AbstractSoftmaxAttention) else ()
+        return {"discrepancy": [{"head": head, **numbers} for head, numbers in enumerate(found)]}
+    rows: Rows = {"spectra": [], "filter": []}
+    if isinstance(mixer, AbstractConsensus):
+        heads = consensus_spectra(mixer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
+        for head, found in enumerate(heads):
+            rows["spectra"].append({"head": head, **found.numbers})
+            density = found.density
+            columns = (density.probe, density.nodes, density.weights, found.response)
+            rows["filter"] += [
+                {"head": head, "probe": p, "node": node, "weight": weight, "response": r}
+                for p, node, weight, r in zip(*(column.tolist() for column in columns), strict=True)
+            ]
+    elif isinstance(mixer, AbstractAttention):
+        for head, found in enumerate(low_pass(mixer, x_BND)):
+            rows["spectra"].append({"head": head, **found.numbers})
+            # the filter's nodes are the singular values, all with equal weight
+            weight = 1 / len(found.singular_values)
+            rows["filter"] += [
+                {"head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value}
+                for value in found.singular_values.tolist()
+            ]
+    return rows
 
 
-def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    """Add one attention layer's rows on one sequence."""
-    for head, found in enumerate(low_pass(layer, x_BND)):
-        rows["spectra"].append({**where, "head": head, **found.numbers})
-        # the filter's nodes are the singular values, all with equal weight
-        weight = 1 / len(found.singular_values)
-        nodes = found.singular_values.tolist()
-        rows["filter"] += [
-            {**where, "head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value} for value in nodes
-        ]
-
-
-def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    if isinstance(mixer, AbstractSoftmaxAttention):
-        rows["discrepancy"] += [
-            {**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))
-        ]
-
-
-def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
-    """Add the singular values of W_qᵀW_k of every softmax-attention layer; yield after each layer."""
+def _qk(model: Backbone) -> Iterator[Rows]:
+    """Yield the singular values of W_qᵀW_k of each layer, none of other layers than softmax attention."""
     for layer, mixer in enumerate(mixers(model)):
+        rows = []
         if isinstance(mixer, AbstractSoftmaxAttention) and mixer.is_bilinear:
-            where = labels | {"layer": layer, "mixer": stem(mixer)}
-            values_HK = qk_singular_values(mixer).tolist()
-            cells = [
-                (head, index, value) for head, values_K in enumerate(values_HK) for index, value in enumerate(values_K)
+            where = {"layer": layer, "mixer": stem(mixer)}
+            rows = [
+                {**where, "head": head, "index": index, "singular_value": value}
+                for head, values_K in enumerate(qk_singular_values(mixer).tolist())
+                for index, value in enumerate(values_K)
             ]
-            rows["qk"] += [
-                {**where, "head": head, "index": index, "singular_value": value} for head, index, value in cells
-            ]
-        yield
+        yield {"qk": rows}
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:

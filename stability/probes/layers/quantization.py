@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from stability.build import build_objective, resolve_device
+from stability.build import build_objective
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
@@ -21,8 +21,8 @@ from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
 from stability.models.rounding import find_matrices, is_within_branch, round_matrix
 from stability.objectives import Examples
+from stability.probes.checkpoints import place_model
 from stability.training.evaluate import Validation
-from stability.training.machine import prepare_torch
 
 Rows = list[dict[str, Any]]
 BRANCHES = ("mixer", "ffn")
@@ -62,9 +62,7 @@ def measure_bits(
         examples: held-out examples for the layers.
         probe: bits, groups and device.
     """
-    device = resolve_device(probe.device)
-    prepare_torch(spec.threads, device, spec.precision)
-    model = model.to(device)
+    device = place_model(model, spec, probe.device)
     validation = Validation(spec, corpus, build_objective(spec, corpus.format), device)
     with computing_in(spec.precision, device):
         branches = record_branches(model, examples.to(device))

@@ -162,7 +162,9 @@ class ShardedDevices(Devices):
             state: the optimizer's whole state, likewise; None: unchanged.
         """
         self._put_parameters(parameters)
-        if (frame := self._broadcast(None if state is None else tree_map(_frame, state))) is not None:
+        values = [None if state is None else tree_map(_frame, state)]
+        dist.broadcast_object_list(values, src=0, device=self._device)
+        if (frame := values[0]) is not None:
             optimizer.load_state_dict(self._receive(optimizer, frame, state))
 
     def _put_parameters(self, parameters: dict[str, Tensor] | None) -> None:
@@ -176,7 +178,7 @@ class ShardedDevices(Devices):
         slices = {
             index: {
                 name: self._hand_out(parameters[index], None if state is None else state["state"][index][name])
-                if _is_empty(value)
+                if isinstance(value, Tensor) and value.is_meta
                 else value
                 for name, value in values.items()
             }
@@ -220,12 +222,6 @@ class ShardedDevices(Devices):
         dist.all_gather(found, own)
         return found
 
-    def _broadcast(self, value: Any) -> Any:
-        """Return the main process's value in every process."""
-        values = [value]
-        dist.broadcast_object_list(values, src=0, device=self._device)
-        return values[0]
-
 
 def _local(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
@@ -243,7 +239,3 @@ def _gather_whole(tensor: Tensor) -> Tensor:
 def _frame(value: Any) -> Any:
     """Return a tensor without its content; scalars (step counts) retain theirs."""
     return value.to("meta") if isinstance(value, Tensor) and value.ndim else value
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta

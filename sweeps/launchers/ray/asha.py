@@ -32,7 +32,7 @@ class Asha(FIFOScheduler):
         self._groups: dict[str, AsyncHyperBandScheduler] = {}
         self._leaving: dict[str, int] = {}
         for trial in trials:
-            self._enter(trial.run_id)
+            self._group(trial.run_id).on_trial_add(*_make_trial_arguments(trial.run_id))
             for row in readable_rows(trial.directory.metrics_file):
                 if row["step"] in rungs and row.get("val_nll") is not None:
                     self._decide(trial.run_id, row["step"], row["val_nll"])
@@ -66,9 +66,6 @@ class Asha(FIFOScheduler):
             for step in self.milestones:
                 if step >= status["step"]:
                     self._decide(run_id, step, WORST)
-
-    def _enter(self, run_id: str) -> None:
-        self._group(run_id).on_trial_add(*_make_trial_arguments(run_id))
 
     def _group(self, run_id: str) -> AsyncHyperBandScheduler:
         """Return the scheduler of a run's kind and seed, created at its first run."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ from stability.runs.directory import STOPPED
 from stability.runs.processes import Process
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.cluster import leave_out, list_living_nodes
-from sweeps.launchers.ray.killing import kill
 from sweeps.launchers.ray.share import Share
 from sweeps.launchers.ray.shared_folder import BLIND, describe_failure
 from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
@@ -229,3 +231,31 @@ def _reason(what: str, times: int) -> str:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["Ray gave no reason"])[-1]
+
+
+def kill(process: Process) -> bool:
+    """Kill a process on its node, by a task if that is another node.
+
+    A stopped process ignores Ray's own request to end. The result is False if the node is not alive, or the process had
+    ended on this machine.
+    """
+    if process.lives is not None:
+        return kill_here(process)
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    for node in list_living_nodes():
+        if node["NodeManagerHostname"] == process.host:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ray.remote(num_cpus=0, max_retries=0)(kill_here).options(scheduling_strategy=there).remote(process)
+            return True
+    return False
+
+
+def kill_here(process: Process) -> bool:
+    """Kill a process of this machine, unless another process has its id by now."""
+    if not process.lives:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    return True

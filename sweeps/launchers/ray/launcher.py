@@ -114,7 +114,9 @@ def launch(
         import_ray("ray.tune")  # while Ray starts
         stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
         tick = partial(_tick, on_tick)
-        _announce(say)
+        if session().dashboard:
+            say(f"Ray's dashboard: http://{session().dashboard}")
+            session().dashboard = ""
         if not interrupt.requested:
             gpus = choose_gpus(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
         if interrupt.requested:
@@ -220,13 +222,6 @@ def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, bo
 def describe(trial: Trial) -> dict[str, Any]:
     """Return a run's row in Tune's tables: id, label, learning rate, seed."""
     return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
-
-
-def _announce(say: Callable[[str], None]) -> None:
-    """Print the address of a cluster's dashboard, once per session."""
-    if session().dashboard:
-        say(f"Ray's dashboard: http://{session().dashboard}")
-        session().dashboard = ""
 
 
 def _tick(on_tick: Callable[[], None]) -> None:

@@ -47,7 +47,8 @@ def find_unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = No
         ask: replaces the remote task in tests.
     """
     folder, token = name_temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
-    _write_token(folder, token)
+    folder.mkdir(parents=True)
+    (folder / TOKEN).write_text(token)
     told = {}
     try:
         pending = {node["NodeID"]: (ask or _ask)(str(folder), token, node["NodeID"], TOKEN) for node in nodes}
@@ -96,11 +97,6 @@ def reply(folder: str, token: str, name: str, token_file: str) -> str:
     except OSError as error:
         return f"it is not writable there ({error.strerror})"
     return ""
-
-
-def _write_token(folder: Path, token: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / TOKEN).write_text(token)
 
 
 def _ask(*arguments: str) -> Any:
