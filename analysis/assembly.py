@@ -15,7 +15,7 @@ from analysis.drawing.files import lay_out, replace_file
 from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
-from analysis.sections import answer, contents, front, prediction
+from analysis.sections import contents, front, headline, prediction
 from analysis.sections import together as together_pages
 from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study
@@ -31,7 +31,7 @@ def title(name: str) -> str:
 
 def question(study: Study) -> str:
     """Return a study's title: a question with its answer, or its name if it compares no rates."""
-    return answer.title(study) if is_of_rates(study) else title(study.name)
+    return headline.title(study) if is_of_rates(study) else title(study.name)
 
 
 def subtitle(study: Study) -> str:

@@ -18,7 +18,7 @@ from analysis.drawing.pieces import Pieces
 from analysis.drawing.pieces import typst as as_typst
 from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
-from analysis.sections.answer import MOST_LINES, answer
+from analysis.sections.headline import MOST_LINES, answer
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
 from analysis.words import join_words

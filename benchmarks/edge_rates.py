@@ -3,7 +3,8 @@
 A study that asks whether a measurement foretells which runs break must not be answered by the rate alone. So each
 curve (mechanism × optimizer) gets rates of its own, drawn log-uniformly within ``--decades`` of its edge. The edge is
 the geometric mean of the two neighbouring rates between which its runs begin to break
-(`analysis.numbers.early.breaks`, the report's own rule). The given studies are coarse ranges over the same curves.
+(`analysis.numbers.early_measurements.breaks`, the report's own rule). The given studies are coarse ranges over the same
+curves.
 
 Prints one ``python -m stability.sweep`` command per curve, all of one study ``NAME``, each with ``WORDS``.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.early import breaks
+from analysis.numbers.early_measurements import breaks
 from analysis.study.load import Study, load
 
 

@@ -1,6 +1,6 @@
 """Estimate a run's time and memory on an absent GPU.
 
-The estimate uses a trace of a training step and the card's published peaks.
+The estimate uses a trace of a training step and the card's published peaks, listed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run one trial under its run's lock: train, measure α_max, draw samples.
+"""Run one trial under its run's lock: train, measure α_max, draw samples; name trials by their varying choices.
 
 Every launcher uses it. A failure becomes a status, never an exception.
 """

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.claims.at_best_rate import best, divergences
 from analysis.claims.claim import TOOLKIT, Claim, Verdict, word_claim
-from analysis.claims.kinds import best, divergences
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
+from analysis.numbers.at_best_rate import Bounds
 from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide
-from analysis.numbers.kinds import Bounds
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import (
     PLAIN,

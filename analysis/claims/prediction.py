@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.claims.claim import Claim, Verdict, signed
-from analysis.numbers import early
-from analysis.numbers.early import fate_counts, name_runs
+from analysis.numbers import early_measurements
+from analysis.numbers.early_measurements import fate_counts, name_runs
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
     FEWEST_GROUPS,
@@ -45,11 +45,11 @@ NARROW = (
 )
 RANKED_LAST = "without any finite α_max such a run ranks as α_max = 0"
 WHY_NOT = {
-    early.BEFORE: "diverged or spiked by step k: known without any measurement",
-    early.DURING: "diverged or spiked between step k and the horizon, to which α_max itself has looked",
-    early.UNMEASURED: "finished or diverged later, but have no α_max at step k",
-    early.TOO_SHORT: "ended by the horizon",
-    early.NO_RESULT: "have no result",
+    early_measurements.BEFORE: "diverged or spiked by step k: known without any measurement",
+    early_measurements.DURING: "diverged or spiked between step k and the horizon, to which α_max itself has looked",
+    early_measurements.UNMEASURED: "finished or diverged later, but have no α_max at step k",
+    early_measurements.TOO_SHORT: "ended by the horizon",
+    early_measurements.NO_RESULT: "have no result",
 }
 
 

@@ -13,9 +13,9 @@ from analysis.claims.pairs import Measure, Pair, find_measures
 from analysis.claims.residuals import throughput_claim
 from analysis.claims.rivals import best_claim
 from analysis.claims.windows import window_claim
+from analysis.numbers.at_best_rate import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.comparison import Comparison, decide
-from analysis.numbers.kinds import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps

@@ -2,7 +2,7 @@
 
 The rule is the same for every signal and run. A signal is in alarm where it is above the median of its own last rows
 by `MADS` scaled median absolute deviations, is not finite, or is beyond its named limit. A run breaks at its onset
-(`early.breaks`): where the smoothed loss exceeded its minimum by a spike's height.
+(`early_measurements.breaks`): where the smoothed loss exceeded its minimum by a spike's height.
 
 - Warned: share of broken runs with a row in alarm within `HORIZON` steps before the onset, mean over groups of runs
   with one mechanism, settings and seed. Runs without more than `FEWEST_ROWS` rows before it are left out.
@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import betaincinv, gammaincinv
 
-from analysis.numbers.early import breaks
+from analysis.numbers.early_measurements import breaks
 from analysis.numbers.ranking import TAILS, Draws, Estimate
 from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study

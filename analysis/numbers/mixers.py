@@ -1,6 +1,6 @@
 """Compare mechanisms with softmax attention (`sa`), each at its own best learning rate.
 
-Uses `analysis.numbers.kinds`, and finds each mechanism's largest stable rate.
+Uses `analysis.numbers.at_best_rate`, and finds each mechanism's largest stable rate.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from analysis.numbers import kinds
-from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers import at_best_rate
+from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.windows import outcomes, windows
 from analysis.study.load import ENDED, Study
 from analysis.study.naming import SETTING_AXES
@@ -51,7 +51,7 @@ def common_of(study: Study, group: tuple[str, ...]) -> str:
 @once_per_study
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
     """Return each series' numbers by its mechanism's name, with the varying setting."""
-    return kinds.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})
+    return at_best_rate.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})
 
 
 def find_plain(numbers: Mapping[str, Numbers]) -> Numbers:

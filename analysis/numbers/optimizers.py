@@ -1,15 +1,15 @@
 """Compare optimizers by unit-free numbers, because their learning rates have no common unit.
 
 These are decades from the best rate to the edges, α_max over the rate in force, NLL, sensitivity, and the size and cost
-of a step (`analysis.numbers.kinds`).
+of a step (`analysis.numbers.at_best_rate`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.numbers import kinds
-from analysis.numbers.kinds import Numbers
+from analysis.numbers import at_best_rate
+from analysis.numbers.at_best_rate import Numbers
 from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import SETTING_AXES
@@ -55,7 +55,7 @@ def find_plain(numbers: Mapping[str, Numbers]) -> Numbers:
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
     """Return each series' numbers by its optimizer's name."""
     names = {series: str(study.of(series)["optimizer"].iloc[0]) for series in group}
-    return kinds.numbers_of(study, names, multiples.references(study.study))
+    return at_best_rate.numbers_of(study, names, multiples.references(study.study))
 
 
 def reference_of(study: Study, optimizer: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.numbers.early import JUDGED
+from analysis.numbers.early_measurements import JUDGED
 from analysis.numbers.ranking import FEWEST_UNITS, Draws, Estimate, auc, spearman
 from analysis.study.load import Frame
 

@@ -2,7 +2,8 @@
 
 Routing has collapsed if an expert has no position of a logged microbatch: at the end of a run by the median of its last
 `LATE_ROWS` logged steps, within it from the first step after which this stays so. Of several layers the worst counts.
-The loss is lost at the upper edge of the stable window (`windows`), within a run at its onset (`early.breaks`).
+The loss is lost at the upper edge of the stable window (`windows`), within a run at its onset
+(`early_measurements.breaks`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.numbers.comparison import EVERYTHING, TIE_DECADES, UNRESOLVED, Comparison, decide
-from analysis.numbers.early import breaks
+from analysis.numbers.early_measurements import breaks
 from analysis.numbers.logit_growth import LATE_ROWS
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import tabulate, windows

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from analysis.numbers.at_best_rate import Numbers, numbers_of, sensitivity
 from analysis.numbers.best_rates import Best, find_best, find_regret
 from analysis.numbers.comparison import Bests, compare_lowest
-from analysis.numbers.kinds import Numbers, numbers_of, sensitivity
 from analysis.numbers.learning import LITTLE_SHARE
 from analysis.numbers.size_laws import AXES, Law, Size, determines_product, find_extra_terms, fit_law
 from analysis.numbers.spread import LEVEL, Spread, holm
@@ -106,7 +106,7 @@ class Curve:
         return float(np.median(known)) if known else math.nan
 
     def sensitivity(self, rates: Sequence[float]) -> Spread:
-        """Return S over some rates, in nats (`kinds.sensitivity`)."""
+        """Return S over some rates, in nats (`at_best_rate.sensitivity`)."""
         return sensitivity(self.study, self.series, rates).spread
 
 

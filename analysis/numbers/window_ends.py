@@ -1,4 +1,4 @@
-"""Say what ends a window at either side: the runs at the first rate outside."""
+"""Find the runs that end a window at either side, and describe the ends of runs for readers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from analysis.numbers.alarms import (
     judge_signals,
     list_rows,
 )
-from analysis.numbers.early import breaks
+from analysis.numbers.early_measurements import breaks
 from analysis.numbers.ranking import Estimate
 from analysis.sections.section import (
     Captioned,

@@ -16,7 +16,7 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
-from analysis.numbers.kinds import OWN_STATE
+from analysis.numbers.at_best_rate import OWN_STATE
 from analysis.numbers.step_shares import (
     DIVERGED,
     TERMINAL,

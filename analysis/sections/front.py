@@ -16,8 +16,8 @@ from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
-from analysis.sections.answer import SPREAD_TOLD, answer_table, best_series
 from analysis.sections.choice import breaks, choose
+from analysis.sections.headline import SPREAD_TOLD, answer_table, best_series
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences

@@ -1,6 +1,6 @@
 """Draw NLL against learning rate, a panel for each kind beside the baseline.
 
-Also format the cells of its numbers (`analysis.numbers.kinds`).
+Also format the cells of its numbers (`analysis.numbers.at_best_rate`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.claims.kinds import step_ratio
+from analysis.claims.at_best_rate import step_ratio
 from analysis.drawing.marks import PANELS_PER_ROW, dots, mark
 from analysis.drawing.style import INK, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Cell
-from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
 from analysis.numbers.spread import SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes

@@ -10,8 +10,8 @@ from analysis.claims.mixers import reading
 from analysis.drawing.tables import guarded_note, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
+from analysis.numbers.at_best_rate import Numbers
 from analysis.numbers.common_windows import common_windows
-from analysis.numbers.kinds import Numbers
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import common_of, compares_mixers, find_plain, groups, numbers_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio

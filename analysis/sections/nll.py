@@ -9,8 +9,8 @@ import numpy as np
 from analysis.drawing.tables import chunks, guarded_note, list_failures, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
+from analysis.numbers.at_best_rate import Sensitivity, sensitivity
 from analysis.numbers.common_windows import common_windows
-from analysis.numbers.kinds import Sensitivity, sensitivity
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.claims.kinds import optimizers_reading as reading
+from analysis.claims.at_best_rate import optimizers_reading as reading
 from analysis.drawing.marks import dots, entry, legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
-from analysis.numbers.kinds import Numbers
+from analysis.numbers.at_best_rate import Numbers
 from analysis.numbers.optimizers import compares_optimizers, find_plain, groups, name_setting, numbers_of, reference_of
 from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
 from analysis.numbers.windows import median_line, outcomes

@@ -17,8 +17,7 @@ from analysis.drawing.pieces import Picture, Pieces, box, heading, paragraph, sh
 from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers import early
-from analysis.numbers.early import has_early
+from analysis.numbers.early_measurements import has_early, join_early_curves, join_early_runs
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
@@ -50,7 +49,7 @@ class Evidence:
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
-        self.runs, self.curves = early.join_early_runs(self.studies), early.join_early_curves(self.studies)
+        self.runs, self.curves = join_early_runs(self.studies), join_early_curves(self.studies)
         events = [event for event in EVENTS if event == "broke" or self._differs(event)]
         self.of_runs = {event: score_runs(self.runs, event) for event in events}
         self.of_curves = {target: score_curves(self.curves, target) for target in TARGETS}

@@ -7,9 +7,9 @@ import math
 from analysis.claims import layers, signals
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
+from analysis.numbers.at_best_rate import numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
-from analysis.numbers.early import has_early
-from analysis.numbers.kinds import numbers_of
+from analysis.numbers.early_measurements import has_early
 from analysis.numbers.learning import reasons_untrained
 from analysis.sections.prediction import conclusion
 from analysis.study.load import Study

@@ -13,7 +13,7 @@ from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.numbers.windows import outcomes
-from analysis.sections import answer, transfer
+from analysis.sections import headline, transfer
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study import wording
@@ -44,8 +44,8 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     with matplotlib.rc_context(RC):
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
-    answers = box([f"{study.name}: {answer.title(study)}." for study in compared])
-    return answers + picture + shown([answer.comparison_table(compared)])
+    answers = box([f"{study.name}: {headline.title(study)}." for study in compared])
+    return answers + picture + shown([headline.comparison_table(compared)])
 
 
 def curves(studies: Sequence[Study]) -> Figure | None:

@@ -1,6 +1,7 @@
 """Structure tokenizer: protein chains ↔ tokens of a finite codebook.
 
-It is an FSQ autoencoder in two stages (consensus paper, E.1).
+It is an FSQ autoencoder in two stages (consensus paper, E.1). Finite scalar quantization (Mentzer et al. 2023,
+arXiv:2309.15505) has a fixed grid as its codebook: nothing to learn, nothing to collapse.
 """
 
 from __future__ import annotations

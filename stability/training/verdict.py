@@ -1,8 +1,8 @@
 """Verdict of a run: stable, spiked, plateaued or diverged. No torch.
 
 Diverged means a non-finite number or a gradient above ``guards.post_clip_norm``. Reports find the step at which a run
-began to break by the same `SpikeWatch`, on the logged losses (`analysis.numbers.early`), and read a spike's top out of
-its reason.
+began to break by the same `SpikeWatch`, on the logged losses (`analysis.numbers.early_measurements`), and read a
+spike's top out of its reason.
 """
 
 from __future__ import annotations

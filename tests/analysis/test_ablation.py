@@ -14,8 +14,8 @@ from analysis.drawing.style import RC
 from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
-from analysis.sections import ablation, answer, curves, nll_figures
-from analysis.sections.answer import answer_table, best_series, title
+from analysis.sections import ablation, curves, nll_figures
+from analysis.sections.headline import answer_table, best_series, title
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
 from analysis.study.reference import references

@@ -13,9 +13,9 @@ from analysis.drawing.interactive import describe
 from analysis.drawing.style import RC
 from analysis.numbers.window_ends import window_ends
 from analysis.sections import curves
-from analysis.sections.answer import MOST_LINES, answer, answer_table
 from analysis.sections.choice import breaks, choose
 from analysis.sections.front import describe_runs
+from analysis.sections.headline import MOST_LINES, answer, answer_table
 from analysis.sections.nll_figures import nll_figure
 from analysis.sections.overview import trouble_table
 from analysis.study.load import load

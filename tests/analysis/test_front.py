@@ -20,8 +20,8 @@ from analysis.drawing.typeset import Table
 from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together
-from analysis.sections.answer import MOST_LINES, answer, answer_table, title
 from analysis.sections.front import describe_runs
+from analysis.sections.headline import MOST_LINES, answer, answer_table, title
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import _say_signals, sentences
 from analysis.study.load import load

@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.claims.kinds import QUANTITIES, difference
-from analysis.claims.kinds import optimizers_reading as reading
+from analysis.claims.at_best_rate import QUANTITIES, difference
+from analysis.claims.at_best_rate import optimizers_reading as reading
 from analysis.drawing.style import RC
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary

@@ -8,9 +8,9 @@ from scipy.stats import mannwhitneyu, spearmanr
 
 from analysis.claims import prediction as said
 from analysis.drawing.pieces import Paragraph, typst
-from analysis.numbers.early import early_curves, early_runs
-from analysis.numbers.early import join_early_curves as early_curves_of
-from analysis.numbers.early import join_early_runs as early_runs_of
+from analysis.numbers.early_measurements import early_curves, early_runs
+from analysis.numbers.early_measurements import join_early_curves as early_curves_of
+from analysis.numbers.early_measurements import join_early_runs as early_runs_of
 from analysis.numbers.prediction import (
     POOLED,
     SAME_RATE,

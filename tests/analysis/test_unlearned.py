@@ -12,7 +12,7 @@ from analysis.numbers.learning import Learned, little, reasons_untrained
 from analysis.numbers.transfer import find_groups
 from analysis.numbers.windows import windows
 from analysis.sections import accuracy
-from analysis.sections.answer import answer_table, recommendation, title
+from analysis.sections.headline import answer_table, recommendation, title
 from analysis.sections.nll import window_table
 from analysis.sections.nll_figures import LEARNED_NOTHING, nll_figure, window_figure
 from analysis.study import wording

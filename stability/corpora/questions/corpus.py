@@ -1,4 +1,4 @@
-"""Prepared questions: token sequences of one length with answers, memory-mapped, and random batches."""
+"""Prepared questions: token sequences of one length with answers, memory-mapped, drawn from a seed or held out."""
 
 from __future__ import annotations
 

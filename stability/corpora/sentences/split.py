@@ -1,4 +1,4 @@
-"""Split rows of sentences into a training and a held-out side that share no sentence."""
+"""Read rows of sentences (csv, tsv, jsonl, parquet), and split them into two sides that share no sentence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Run the primal-dual method of multipliers (PDMM) on a network of quadratic nodes.
 
-PDMM is the origin of AttentionX's consensus discrepancy (section 2).
+PDMM is the origin of AttentionX's consensus discrepancy (section 2). Also the algebraic connectivity of the consensus
+paper's graphs, beside its section 4 (Eqs. 15, 16 and 35).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Step k is the step of the earliest checkpoint. α_max there is measured by the p
 (`warmup_steps` and `recorded_steps`), on batches never drawn in training. The measurement thus covers training up to k
 plus these steps, called the horizon. Only events after the horizon are judged; earlier breaks are counted separately.
 Losses and gradient norms are read up to k, and again between k and the horizon: cheaper than α_max, with an equally
-late end.
+late end. Curves (all rates of one series and seed) get one row each: best rate and edge, predicted from step k.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.kinds import OWN_STATE, edges_of
+from analysis.numbers.at_best_rate import OWN_STATE, edges_of
 from analysis.numbers.step_shares import EARLIEST, finite_median, recorded_steps
 from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study

@@ -15,9 +15,9 @@ import numpy as np
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
+from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
-from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows

@@ -1,9 +1,9 @@
 """Describe in words how optimizers or mechanisms compare, each at its own best rate.
 
-The numbers come from `analysis.numbers.kinds`. All runs count; diverged runs are reported first. Each kind is compared
-with the plain one seed by seed, under the claims' rules. One seed: no statement. Two: both must agree. Three or more:
-Student's 95 % interval of the paired differences must exclude 0. There is no correction for multiple comparisons; their
-number is printed.
+The numbers come from `analysis.numbers.at_best_rate`. All runs count; diverged runs are reported first. Each kind is
+compared with the plain one seed by seed, under the claims' rules. One seed: no statement. Two: both must agree. Three
+or more: Student's 95 % interval of the paired differences must exclude 0. There is no correction for multiple
+comparisons; their number is printed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.comparison import TIE_DECADES, decide
-from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.optimizers import find_plain, groups, name_setting, numbers_of
 from analysis.numbers.side_by_side import mean_time
 from analysis.study.load import Study

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from analysis.report import ending
-from analysis.sections import answer
-from analysis.sections.answer import MOST_LINES, recommendation, title
+from analysis.sections import headline
+from analysis.sections.headline import MOST_LINES, recommendation, title
 from analysis.study.load import load
 
 from .synthetic import UNIGRAM, write_study
@@ -120,12 +120,12 @@ def test_the_text_of_any_number_of_series_fits_and_has_the_best(tmp_path, num):
 
 def test_a_sentence_on_open_comparisons_that_does_not_fit_keeps_their_number(quickstart, monkeypatch):
     monkeypatch.setattr(answer, "MOST_LINES", 60)
-    whole = answer.answer(quickstart).splitlines()
+    whole = headline.answer(quickstart).splitlines()
     place = next(place for place, line in enumerate(whole) if line.startswith("Undecided: "))
     short = f"{whole[place].partition(';')[0]}."
     assert short.endswith("comparisons (appendix).") and whole[place] != short
     monkeypatch.setattr(answer, "MOST_LINES", place + 1)
-    assert answer.answer(quickstart).splitlines() == [*whole[:place], short]
+    assert headline.answer(quickstart).splitlines() == [*whole[:place], short]
 
 
 def test_a_study_of_nothing_but_failures_says_so(tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.numbers import early
-from analysis.numbers.early import (
+from analysis.numbers import early_measurements
+from analysis.numbers.early_measurements import (
     BEFORE,
     DURING,
     JUDGED,
@@ -138,12 +138,12 @@ def test_a_gradient_norm_that_is_not_finite_before_k_ranks_as_infinite_and_is_co
 
 def test_every_run_has_exactly_one_fate():
     found = early_runs(study_of([run(1e-3, 1.0), run(1e-2, None, "diverged", end=9), run(1e-1, None, "queued", end=0)]))
-    assert sum(early.fate_counts(found).values()) == 3
+    assert sum(early_measurements.fate_counts(found).values()) == 3
 
 
 def test_a_run_that_two_studies_list_counts_once():
     shared = run(1e-3, 1.0, run_id="shared")
-    found = early.join_early_runs([study_of([shared, run(1e-2, 1.0)], "one"), study_of([shared], "two")])
+    found = early_measurements.join_early_runs([study_of([shared, run(1e-2, 1.0)], "one"), study_of([shared], "two")])
     assert found["run_id"].tolist() == ["shared", "one1"]
 
 
