@@ -6,8 +6,7 @@ from typing import Any
 
 from stability.runs.directory import RunDirectory
 from stability.runs.mlflow_sink import MlflowSink
-from stability.runs.sink import drop_nulls
-from stability.runs.sink import AbstractSink, Guarded, Told
+from stability.runs.sink import AbstractSink, Guarded, Told, drop_nulls
 from stability.runs.tensorboard_sink import TensorboardSink
 from stability.runs.wandb_sink import WandbSink
 

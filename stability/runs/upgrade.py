@@ -21,9 +21,8 @@ from stability.registry import Registry
 from stability.runs.cleaning import runs_of
 from stability.runs.directory import RunDirectory, read_json, write_json
 from stability.runs.lock import RunLock
-from stability.runs.older import YOUNGER, OlderFile
+from stability.runs.older import YOUNGER, OlderFile, read_words
 from stability.runs.parquet import read_table, write_table
-from stability.runs.older import read_words
 from stability.runs.records import Record, SpecFile, StudyFile
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words

@@ -7,8 +7,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from stability.runs.older import is_older_study
-from stability.runs.older import words_of_record
+from stability.runs.older import is_older_study, words_of_record
 from stability.runs.upgrade import _upgrade_record
 from stability.runs.words import Words
 from sweeps.record import words_of
