@@ -170,7 +170,7 @@ def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int
     ends = " to ".join(
         quantity.form(end) if math.isfinite(end) else f"{end:.0f}".replace("inf", "∞") for end in interval
     )
-    middle = float(np.median(middles)) if middles else math.nan
+    middle = float(np.mean(middles)) if middles else math.nan
     return Difference(
         direction, len(seeds), f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else f"({ends})"
     )

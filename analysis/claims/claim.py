@@ -209,7 +209,7 @@ def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int 
         unit: unit of both ends.
         digits: decimals.
     """
-    return "" if n < 2 else f"{'range' if n < 3 else '95 %'}: {bounds(interval, digits)} {unit}"
+    return "" if n < 2 else f"{'range' if n < 3 else '95 %'}: {bounds(interval, digits)} {unit}".rstrip()
 
 
 def sentence(text: str) -> str:

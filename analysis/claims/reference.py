@@ -135,7 +135,7 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
             statement=f"{series} has a lower NLL than {plain} above {plain}'s window",
             n=len(seeds),
             effect=f"{series} {first:.3f}, {plain} {second:.3f}",
-            interval=interval_text(interval, len(seeds), unit.strip(), 3).rstrip(),
+            interval=interval_text(interval, len(seeds), unit.strip(), 3),
             finding=f"above {plain}'s window ({span}) {series}'s NLL is {abs(mean):.3f}{unit} {side} than {plain}'s",
             difference=f"{signed(mean, 3)}{unit}",
             test=(BEYOND, *pair),

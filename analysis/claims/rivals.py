@@ -7,7 +7,7 @@ and `streams` follow. mHC-lite is compared with mHC, AttentionX with attention u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from analysis.claims.pairs import (
     find_measures,
     pairs_of,
 )
-from analysis.claims.streams import mixing_claims
+from analysis.claims.streams import depth_claims, mixing_claims
 from analysis.numbers.comparison import decide
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
@@ -63,7 +63,7 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
     for pair in pairs_of(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
         judged.add(pair.other)
-        made += _about(study, pair, named, shortfalls)
+        made += _name_setting(study, pair.other, _about(study, pair, named, shortfalls))
     return [*_report_unmatched(study), *made, *_beyond_loss(study, found)]
 
 
@@ -80,6 +80,15 @@ def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str]) 
             yield Claim(f"trained {named}", "not judged", text, statement, paper=paper)
         else:
             yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement, paper=paper)
+
+
+def _name_setting(study: Study, series: str, claims: Iterable[Claim]) -> Iterator[Claim]:
+    """Yield claims whose statement names their setting, beside the residual connection, if the study has several."""
+    base = study.runs[study.runs["variant"] == ""]
+    scheme = base.loc[base["series"] == series, ["setting", "residual"]]
+    words = "" if scheme.empty else " ".join(w for w in scheme.iloc[0, 0].split(" ") if w != scheme.iloc[0, 1])
+    for claim in claims:
+        yield replace(claim, statement=f"{words}: {claim.statement}") if words and claim.statement else claim
 
 
 def _report_unmatched(study: Study) -> Iterator[Claim]:
@@ -108,7 +117,9 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     for _, group in alike(base, "residual"):
         schemes = {str(name): str(series) for name, series in zip(group["residual"], group["series"], strict=True)}
-        yield from (replace(claim, paper=MHC_LITE) for claim in _judge_schemes(study, schemes, found))
+        judged_schemes = _name_setting(study, group["series"].iloc[0], _judge_schemes(study, schemes, found))
+        yield from (replace(claim, paper=MHC_LITE) for claim in judged_schemes)
+    yield from (replace(claim, paper=MHC_LITE) for claim in depth_claims(study))
 
 
 def _judge_schemes(study: Study, schemes: Mapping[str, str], found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
@@ -156,8 +167,8 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             verdict,
             statement=statement,
             n=n,
-            effect=signed(float(np.median(differences)), decimals) if pairs else "",
-            interval=interval_text((low, high), n, unit, decimals).rstrip(),
+            effect=signed(size, decimals) if pairs else "",
+            interval=interval_text((low, high), n, unit, decimals),
             paper=paper,
             finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"
             + ("" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from analysis.claims.claim import Claim, Verdict
+from analysis.claims.claim import Claim, Verdict, judge_mean, signed
 from analysis.numbers.spread import Mean, Spread
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
@@ -80,11 +81,13 @@ def reduce_by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
 NEGLIGIBLE_SHARE = 1e-3  # of positions; the paper's word is "non-negligible", its number is not in the text at hand
 OUTLIER_LOG_RANGE = 30.0  # the authors' threshold
+DEEPER_RANGE = "mHC's relative range is larger in deeper models (4.3, Figure 4: 6 against 24 layers)"
+DEEPER_COLUMNS = "mHC's composed column sums are further off 1 in deeper models (4.3, Figure 3: 6 against 24 layers)"
 EXACTLY = "mHC-lite's mixing matrices and their products are exactly doubly stochastic"
 
 
 def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift, outliers and depth.
+    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift and outliers.
 
     Args:
         study: supplies the probe.
@@ -99,9 +102,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
         statement = f"{EXACTLY}, HC's and mHC's are not (4.3)"
         yield Claim("stochasticity", "not judged", text, statement)
         return
-    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    # a run that stopped early has no trained model
-    rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
+    rows = _terminal_rows(study)
     if "mhc_lite" in schemes:
         yield from _exact(rows, schemes["mhc_lite"])
     for scheme in ("mhc", "hc"):
@@ -109,7 +110,12 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
             yield from _drift(rows, schemes[scheme], scheme)
     if "mhc" in schemes:
         yield from _outliers(rows, schemes["mhc"], found, wording.words(study).position[1])
-        yield _depth(rows, schemes["mhc"])
+
+
+def _terminal_rows(study: Study) -> Frame:
+    """Return the probe's rows of finished runs; a run that stopped early has no trained model."""
+    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
+    return rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
 
 
 def _exact(rows: Frame, series: str) -> Iterator[Claim]:
@@ -223,18 +229,54 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
     yield judged(verdict, text, interval=known)
 
 
-def _depth(rows: Frame, series: str) -> Claim:
-    """Return the claim on depth as "not judged": one study has one depth.
+def depth_claims(study: Study) -> Iterator[Claim]:
+    """Yield mHC's claims on depth: the deepest model against the shallowest, all else equal.
 
-    The paper compares 6 layers with 24.
+    Each seed contributes its mean over the rates that both finished. One depth: "not judged".
     """
-    connections = (
-        int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
-    )
-    had = f"this study has one depth ({plural(connections, 'connection')})" if connections else "it was not measured"
-    text = (
-        f"Not judged: whether {series}'s range and column sums are worse in deeper models; {had}. The same study "
-        "with model.layers=6 and with model.layers=24, each probed with what=streams, would judge it."
-    )
-    statement = "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)"
-    return Claim(f"depth {series}", "not judged", text, statement)
+    if NAME not in study.probes:
+        return
+    rows = _terminal_rows(study)
+    rows = rows[rows["series"].isin(study.runs.loc[study.runs["residual"] == "mhc", "series"])]
+    for name, own in rows.groupby(rows["series"].map(_without_layers), sort=False):
+        connections = own.groupby("series")["connection"].max() + 1
+        if connections.nunique() < 2:
+            had = f"this study has one depth ({plural(int(connections.iloc[0]), 'connection')})"
+            text = (
+                f"Not judged: whether {name}'s range and column sums are worse in deeper models; {had}. The same study "
+                "with model.layers=[6,24], probed with what=streams, would judge it."
+            )
+            yield Claim(f"depth {name}", "not judged", text, DEEPER_COLUMNS)
+            continue
+        ends = [own[own["series"] == connections.index[int(at)]] for at in (connections.argmin(), connections.argmax())]
+        depths = " to ".join(f"{count:.0f}" for count in (connections.min(), connections.max()))
+        at = f"from {depths} connections"
+        finding = f"{name}'s median ln(1/ν) changes by {{}} {at}"
+        claim = Claim(f"depth range {name}", "not judged", statement=DEEPER_RANGE, finding=finding)
+        yield _judge_depth(claim, [_middle_range(each) for each in ends], "")
+        finding = f"the largest error of {name}'s column sums through all depth changes by {{}} {at}"
+        claim = Claim(f"depth columns {name}", "not judged", statement=DEEPER_COLUMNS, finding=finding)
+        errors = [np.log10(reduce_by_run(each, "product", "column_sum", "error")) for each in ends]
+        yield _judge_depth(claim, errors, "decades")
+
+
+def _without_layers(series: str) -> str:
+    """Return a series' name without its number of layers."""
+    return " ".join(word for word in series.split(" ") if not word.startswith("layers="))
+
+
+def _middle_range(rows: Frame) -> Column:
+    """Return the median ln(1/ν) over positions and connections per run, indexed by `RUN`."""
+    of_all = rows["connection"].isna() & (rows["matrix"] == "single") & (rows["quantity"] == "log_range")
+    return rows[of_all & np.isclose(rows["quantile"], 0.5)].groupby(RUN)["value"].first()
+
+
+def _judge_depth(claim: Claim, ends: Sequence[Column], unit: str) -> Claim:
+    """Judge one quantity by each seed's mean difference, deep minus shallow, over the rates that both have."""
+    shallow, deep = (each.groupby(level=["run_lr", "seed"]).first() for each in ends)
+    differences = tuple((deep - shallow).dropna().groupby(level="seed").mean())
+    if not differences:
+        return replace(claim, text="Not judged: at no rate did a seed finish in both depths.", finding="")
+    size = f"{signed(float(np.mean(differences)), 2)} {unit}".rstrip()
+    named = replace(claim, effect=size, difference=size, test=(claim.subject,), finding=claim.finding.format(size))
+    return judge_mean(named, differences, 1, unit)

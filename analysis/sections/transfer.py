@@ -48,7 +48,8 @@ def groups_of(study: Study) -> list[Group]:
 
 
 def applies(study: Study) -> bool:
-    return is_of_rates(study) and has_sizes(study) and not study.is_in_multiples and bool(groups_of(study))
+    several = study.runs["lr"].nunique() > 1
+    return several and is_of_rates(study) and has_sizes(study) and not study.is_in_multiples and bool(groups_of(study))
 
 
 def title(study: Study) -> str:

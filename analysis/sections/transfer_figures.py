@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from analysis.drawing.marks import dots, entry, mark, mark_entry
+from analysis.drawing.marks import dots, entry, mark, mark_entry, say_instead
 from analysis.drawing.style import FIXED, OTHERS, WIDTH_INCHES, fitting_legend, lr_axis
 from analysis.numbers.size_laws import AXES, Law, Size
 from analysis.numbers.transfer import Group, fit_law_of
@@ -90,6 +90,10 @@ def _draw_laws(ax: Axes, groups: Sequence[Group]) -> None:
             mark(ax, group.curves[-1].size[axis], foretold, "x", color, 6, markeredgewidth=1.3, zorder=5)
     set_size_axes(ax, sorted({curve.size[axis] for group in groups for curve in group.curves}), AXES[axis])
     ax.set_ylabel("best learning rate")
+    if all(curve.best.open for group in groups for curve in group.curves):  # a logarithmic axis needs a value
+        ax.set_ylim(1e-4, 1)
+        ax.set_yticks([])
+        say_instead(ax, "none lies inside the grid")
 
 
 def draw_law(ax: Axes, law: Law, largest: Size, color: Any) -> None:

@@ -194,9 +194,47 @@ def test_exactness_drift_and_outliers_are_told(tmp_path):
     ) and "0.4 % to 2 %, range over seeds" in outliers.interval
     assert "at LR 1e-2" in outliers.text, "at its best rate"
     depth = found["depth sa mhc"]
-    assert (
-        depth.verdict == "not judged" and "one depth (2 connections)" in depth.text and "model.layers=24" in depth.text
+    assert depth.verdict == "not judged" and "one depth (2 connections)" in depth.text and "layers=[6,24]" in depth.text
+
+
+def probed_depths(tmp_path, ranges, errors):
+    """mhc at two depths of 2 and 8 connections; ``ranges`` and ``errors``: by depth and seed."""
+    settings = tuple({"residual": name, "model": f"nano layers={layers}"} for name in SCHEMES[2:] for layers in (1, 4))
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=LRS, seeds=3, settings=settings, nll=lambda *_: 2.0)
+    rows = []
+    for run in load(folder).runs.itertuples():
+        layers, seed = int(run.model[-1]), int(run.seed)
+        if run.residual != "mhc":
+            continue
+        base = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "branch": "mixer", "num_values": 64}
+        values = [(None, "single", "log_range", 0.5, ranges[layers][seed]), (None, "single", "log_range", 1.0, 99.0)]
+        values += [
+            (connection, "product", "column_sum", at, 1 + errors[layers][seed] * (connection + 1) / (2 * layers))
+            for connection in range(2 * layers)
+            for at in (0.0, 1.0)
+        ]
+        names = ("connection", "matrix", "quantity", "quantile", "value")
+        rows += [base | dict(zip(names, each, strict=True)) for each in values]
+    write(folder / "results" / "streams.parquet", pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"]))
+    return folder
+
+
+def test_deeper_models_are_compared_seed_by_seed(tmp_path):
+    """Medians of ln(1/ν) and the product's error at all connections, whose size the test states."""
+    found = claims_of(
+        probed_depths(tmp_path, {1: (5.0, 6.0, 9.0), 4: (7.0, 8.1, 10.9)}, {1: (0.01, 0.1, 1.0), 4: (0.001, 0.5, 10.0)})
     )
+    ranges, columns = found["depth range sa mhc"], found["depth columns sa mhc"]
+    assert (ranges.verdict, ranges.n, ranges.effect) == ("holds", 3, "+2.00")
+    assert "changes by +2.00 from 2 to 8 connections (95 %: +1.75 to +2.25)" in ranges.text
+    assert "relative range" in ranges.statement and "column sums" in columns.statement
+    assert found["best NLL sa mhc_lite layers=4"].statement.startswith("layers=4: mHC-lite's loss")
+    assert (columns.verdict, columns.n, columns.effect) == ("undecided", 3, "+0.23 decades")
+    nearer = claims_of(
+        probed_depths(tmp_path / "less", {1: (5.0, 6.0, 9.0), 4: (4.0, 4.9, 8.1)}, {1: (0.1,) * 3, 4: (0.2,) * 3})
+    )
+    assert nearer["depth range sa mhc"].verdict == "contradicted"
+    assert nearer["depth columns sa mhc"].effect == "+0.30 decades"
 
 
 def test_what_is_not_exact_or_does_not_drift_contradicts(tmp_path):
@@ -264,6 +302,7 @@ def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp
         ([0.001, -0.001, 0.002], "holds"),
         ([0.02, 0.021, 0.022], "contradicted"),
         ([0.0, -0.05, 0.05], "undecided"),
+        ([0.0, -0.03, 0.06], "undecided"),
         ([-0.02, -0.021, -0.022], "holds"),
         ([0.002, 0.0025, 0.003], "holds"),  # certainly higher, and certainly within the margin of 0.01 nats
         ([0.007, 0.01, 0.013], "undecided"),  # certainly higher, by more than the margin or by less
@@ -274,6 +313,8 @@ def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp
             (claim.verdict, claim.n) == (verdict, 3)
             and "on par with mHC's or lower" in claim.statement
             and claim.interval
+            and float(claim.effect.replace("−", "-"))
+            == pytest.approx(np.mean(shift), abs=6e-4)  # the interval is that of the mean
         )
 
 

@@ -15,6 +15,7 @@ from analysis.numbers.size_laws import LEVEL, find_extra_terms, fit_law
 from analysis.numbers.transfer import Group, compare_groups, find_groups, has_sizes, require_same_recipe
 from analysis.report import ending, summary
 from analysis.sections import transfer
+from analysis.sections.transfer_figures import draw
 from analysis.study.load import load
 from stability.config.sweep import SweepSpec
 from tests.analysis.synthetic import write_study, write_table
@@ -472,6 +473,20 @@ def test_rates_in_multiples_and_records_without_settings_are_refused(tmp_path):
 
 def test_a_study_without_sizes_has_no_such_section(tmp_path):
     assert not transfer.applies(load(write_study(tmp_path)))
+
+
+def test_a_study_of_sizes_at_one_rate_has_no_such_section(tmp_path):
+    study = write_sizes(tmp_path, *NARROW)
+    one = replace(study, runs=study.runs[study.runs["lr"] == RATES[3]])
+    assert transfer.applies(study) and not transfer.applies(one)
+
+
+def test_best_rates_outside_the_grid_leave_a_panel_that_says_so(tmp_path):
+    """An empty logarithmic axis cannot be drawn."""
+    study = write_sizes(tmp_path, *NARROW, slope=lambda *_: 3.0)
+    figure = draw(transfer.groups_of(study))
+    assert assembly.render(figure, "png")
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["none lies inside the grid"]
 
 
 def test_a_report_of_studies_that_differ_in_sizes_begins_with_their_joint_law(tmp_path):
