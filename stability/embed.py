@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def _open_encoder(spec: EmbedSpec) -> Encoder | LibraryEncoder:
     from stability.build import resolve_device
-    from stability.runs.found import resolve_run_folder
+    from stability.runs.phases import resolve_run_folder
     from stability.sentences.encoder import Encoder, open_encoder
 
     device = resolve_device(spec.device)

@@ -31,7 +31,7 @@ TORCH_FREE = [
     "stability.runs.results",
     "stability.runs.study",
     "stability.runs.provenance",
-    "stability.training.verdict",
+    "stability.runs.verdict",
     "stability.training.schedule",
     "stability.cli.entry",
     "stability.cli.compose",

@@ -24,7 +24,7 @@ from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import lr_text
-from stability.runs.spikes import SpikeRule, SpikeWatch
+from stability.runs.verdict import SpikeRule, SpikeWatch
 
 DIVERGED, SPIKED, PLATEAUED = "diverged", "spiked", "plateaued"
 SPIKE_TOP = re.compile(r"by step (\d+)")

@@ -1,7 +1,7 @@
 """Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
 Column names come from `stability.runs.schema`, a module without imports. Otherwise `analysis` imports from `stability`
-only `printable`, `stability.runs.words`, `stability.runs.spikes` and `stability.runs.older`.
+only `printable`, `stability.runs.words`, `stability.runs.verdict` and `stability.runs.older`.
 """
 
 from __future__ import annotations

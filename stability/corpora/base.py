@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Generator, Tensor
 
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
+from stability.corpora.io.disk import sha256
 
 OF_SIDES = 4  # arrays of the two sides of a row corpus
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.curvature._autocast import record_autocasts, switch_off
-from stability.curvature._differences import DISPLACEMENTS
-from stability.curvature._gradients import gradient_terms, precision_of
+from stability.curvature._differences import DISPLACEMENTS, gradient_terms, precision_of
 from stability.curvature._graph import NoSecondDerivative, custom_function
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
 from stability.curvature._trees import Tree, accept_any_tree

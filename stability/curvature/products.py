@@ -32,9 +32,8 @@ from stability.curvature._graph import (
 )
 from stability.curvature._inputs import Objective, RandomState, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import HeldConstant, NoRule
-from stability.curvature._nonfinite import find_nonfinite
 from stability.curvature._trees import Tree, accept_any_tree
-from stability.curvature._vouching import check_result, compare
+from stability.curvature._vouching import check_result, compare, find_nonfinite
 from stability.curvature._warnings import warn
 from stability.curvature.taylor import taylor_sums
 

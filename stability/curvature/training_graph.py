@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stability.curvature._differences import gradient_terms
 from stability.curvature._directional import Directional, Problem, Sums
-from stability.curvature._gradients import gradient_terms
 from stability.curvature._graph import (
     check_used,
     custom_function,
@@ -22,8 +22,7 @@ from stability.curvature._graph import (
 )
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import add
-from stability.curvature._nonfinite import find_nonfinite
-from stability.curvature._vouching import check_result
+from stability.curvature._vouching import check_result, find_nonfinite
 from stability.curvature.products import add_origin, check_method, directional
 
 

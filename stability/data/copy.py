@@ -15,7 +15,7 @@ from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.questions.corpus import AbstractDrawn, QuestionCorpus, Side, corpus_of, draw_different
 from stability.corpora.tokens.synthetic_genome import Draws
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 # Increment if the same settings would give other sequences.
 VERSION = 1

@@ -13,13 +13,13 @@ from stability.config.identity import Place
 from stability.corpora.io.files import find_files, origin_of, sha256_of_file, total_bytes
 from stability.corpora.io.progress import bar
 from stability.corpora.tokens import synthetic_genome as synthetic
+from stability.corpora.tokens.augmentation import encode
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.fasta import SUFFIXES, records
-from stability.corpora.tokens.nucleotides import encode
 from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
 from stability.corpora.tokens.records import HoldOut, split_records
 from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 # Increment if the same files (or no file) would give other records.
 VERSION = 1

@@ -21,18 +21,18 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Fingerprinted, Place
-from stability.corpora.io.arrays import token_dtype
+from stability.corpora.io.disk import token_dtype
 from stability.corpora.io.files import sha256_of_file
 from stability.corpora.io.progress import bar
+from stability.corpora.tokens.augmentation import CODES, INVALID, encode
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.gpt2 import GPT2_SIZE
-from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
 from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
 from stability.corpora.tokens.records import split_records
 from stability.corpora.tokens.settings import AbstractTokenized
 from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import check_text
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 # Increment if the same dataset would give other documents.
 VERSION = 1

@@ -20,7 +20,7 @@ from stability.corpora.questions.corpus import (
     draw_different_weighted,
 )
 from stability.corpora.tokens.synthetic_genome import Draws
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 # Increment if the same settings would give other sequences.
 VERSION = 1

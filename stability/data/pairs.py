@@ -15,8 +15,8 @@ from stability.corpora.io.files import origin_of, sha256_of_file, suffix_of, tot
 from stability.corpora.io.progress import bar
 from stability.corpora.sentences.corpus import SentenceCorpus
 from stability.corpora.sentences.split import SUFFIXES, pair_files, read_rows, split_rows
-from stability.corpora.tokens.tokenizers import ByteTokenizer
-from stability.data._base import AbstractDataSource
+from stability.corpora.tokens.vocabulary import ByteTokenizer
+from stability.data import AbstractDataSource
 
 # Increment if the same files would give other pairs.
 VERSION = 1

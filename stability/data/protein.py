@@ -29,7 +29,7 @@ from stability.corpora.proteins.parsing import SUFFIXES
 from stability.corpora.proteins.shards import TAR_SUFFIXES, shards
 from stability.corpora.proteins.split import corpus_of
 from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 from stability.printable import print_text
 from stability.runs.lock import RunLock
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from stability.config import Settings
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.split import split_documents
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 from stability.startup import seldom_collected
 
 # Increment if the same installation would give other documents.

@@ -17,8 +17,8 @@ from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.sentences.corpus import SentenceCorpus
 from stability.corpora.sentences.split import Row, split_rows
-from stability.corpora.tokens.tokenizers import ByteTokenizer
-from stability.data._base import AbstractDataSource
+from stability.corpora.tokens.vocabulary import ByteTokenizer
+from stability.data import AbstractDataSource
 from stability.data.stdlib import (
     DOCUMENTED,
     MIN_CHARACTERS,

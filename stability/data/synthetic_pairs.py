@@ -15,8 +15,8 @@ from stability.corpora.questions.corpus import draw_different
 from stability.corpora.sentences.corpus import SentenceCorpus
 from stability.corpora.sentences.split import Row, split_rows
 from stability.corpora.tokens.synthetic_genome import Draws
-from stability.corpora.tokens.tokenizers import ByteTokenizer
-from stability.data._base import AbstractDataSource
+from stability.corpora.tokens.vocabulary import ByteTokenizer
+from stability.data import AbstractDataSource
 
 # Increment if the same settings would give other sentences.
 VERSION = 2

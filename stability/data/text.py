@@ -20,7 +20,7 @@ from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.settings import AbstractTokenized
 from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import BLOCK_CHARACTERS, SUFFIXES, documents, text_files
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 # Increment if the same files would give other documents.
 VERSION = 1

@@ -12,7 +12,7 @@ import numpy as np
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.proteins import alphabets
-from stability.corpora.tokens import nucleotides
+from stability.corpora.tokens import augmentation as nucleotides
 from stability.corpora.tokens.settings import AbstractTokenized
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 

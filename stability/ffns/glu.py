@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.ffns._base import ACTIVATIONS, AbstractFeedForward
+from stability.ffns import ACTIVATIONS, AbstractFeedForward
 
 
 class GatedLinearUnit(AbstractFeedForward):

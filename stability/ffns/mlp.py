@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.ffns._base import ACTIVATIONS, AbstractFeedForward
+from stability.ffns import ACTIVATIONS, AbstractFeedForward
 
 
 class MultilayerPerceptron(AbstractFeedForward):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stability.config import Settings
-from stability.ffns._base import AbstractFeedForward
+from stability.ffns import AbstractFeedForward
 from stability.ffns.glu import GatedLinearUnit
 from stability.ffns.mlp import MultilayerPerceptron
 from stability.models.auxiliary import WithLoss

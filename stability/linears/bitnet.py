@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.linears._base import AbstractLinear
+from stability.linears import AbstractLinear
 
 EPSILON = 1e-5  # in the norm, and the smallest divisor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from stability.config import Settings
-from stability.linears._base import AbstractLinear
+from stability.linears import AbstractLinear
 
 
 class Dense(AbstractLinear):

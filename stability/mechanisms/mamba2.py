@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._decayed import gated_linear_attention
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution
-from stability.mechanisms._steps import Pair, draw_steps, require_rising
+from stability.mechanisms._recurrent import (
+    AbstractRecurrent,
+    HeadNorm,
+    Pair,
+    ShortConvolution,
+    draw_steps,
+    require_rising,
+)
 from stability.models.precision import at_least_float32, in_float32
 
 

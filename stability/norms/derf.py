@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.norms._base import AbstractNorm
+from stability.norms import AbstractNorm
 
 
 class DynamicErf(AbstractNorm):

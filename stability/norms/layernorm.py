@@ -9,7 +9,7 @@ from torch import nn
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.norms._base import AbstractNorm
+from stability.norms import AbstractNorm
 
 
 class LayerNorm(nn.LayerNorm, AbstractNorm):

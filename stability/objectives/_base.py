@@ -19,8 +19,7 @@ from stability.config.impl import KernelUser
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._auxiliary import TrainingLoss, with_auxiliary
-from stability.objectives._chunks import LossSum, sum_by_chunks
-from stability.objectives._z_loss import z_loss_sum
+from stability.objectives._chunks import LossSum, sum_by_chunks, z_loss_sum
 from stability.runs.words import Words
 
 

@@ -20,8 +20,8 @@ from stability.objectives._base import (
     refuse_unread,
     weighted_cross_entropy,
 )
+from stability.objectives._chunks import ZLoss
 from stability.objectives._rand_augment import HIGHEST, rand_augment
-from stability.objectives._z_loss import ZLoss
 from stability.runs.words import ShareWords, Words
 
 MAGNITUDE = 14.0  # that of github.com/kentaroy47/vision-transformers-cifar10

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from stability.config.identity import Since
 from stability.objectives._base import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
+from stability.objectives._chunks import ZLoss
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
-from stability.objectives._z_loss import ZLoss
 
 
 class MaskedLanguageModel(AbstractVocabularyObjective):

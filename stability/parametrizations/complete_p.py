@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from stability.models.scaling import Factors, TensorSize
-from stability.parametrizations._base import Growth
+from stability.parametrizations import Growth
 from stability.parametrizations.mup import Mup, MupSettings
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from stability.models.scaling import Factors, TensorSize
-from stability.parametrizations._base import AbstractParametrization, Growth, WidthSettings
+from stability.parametrizations import AbstractParametrization, Growth, WidthSettings
 
 
 class Layerwise(AbstractParametrization):

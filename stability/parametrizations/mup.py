@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stability.models.scaling import Factors, TensorSize
-from stability.parametrizations._base import AbstractParametrization, Growth, WidthSettings
+from stability.parametrizations import AbstractParametrization, Growth, WidthSettings
 
 
 class MupSettings(WidthSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stability.config import Settings
-from stability.parametrizations._base import AbstractParametrization
+from stability.parametrizations import AbstractParametrization
 
 
 class Standard(AbstractParametrization):

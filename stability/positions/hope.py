@@ -6,7 +6,7 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.models.position import Decays
-from stability.positions._base import AbstractPosition
+from stability.positions import AbstractPosition
 
 
 class HyperbolicPosition(AbstractPosition):

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.positions._base import AbstractPosition
+from stability.positions import AbstractPosition
 
 
 class Placed(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stability.config import Settings
-from stability.positions._base import AbstractPosition
+from stability.positions import AbstractPosition
 
 
 class NoPosition(AbstractPosition):

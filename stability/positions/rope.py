@@ -9,7 +9,7 @@ from pydantic import Field
 from stability.config import Settings
 from stability.config.identity import Since
 from stability.models.position import Rope
-from stability.positions._base import AbstractPosition
+from stability.positions import AbstractPosition
 
 
 class RotaryPosition(AbstractPosition):

@@ -1,4 +1,4 @@
-"""Choice and names of the checkpoints to measure. No torch.
+"""Choice and names of the checkpoints to measure; the run or checkpoint that a folder's name means. No torch.
 
 ``terminal``: the run's last planned step. ``earliest``: its first checkpoint. ``last``: the last checkpoint of a
 diverged run, if it is not the earliest; it is not terminal, since the run never reached its end. Each checkpoint has
@@ -15,6 +15,7 @@ from stability.config.training import ScheduleSpec
 from stability.runs.directory import RunDirectory, read_json, step_of
 from stability.runs.parquet import has_rows
 from stability.runs.records import SpecFile
+from stability.runs.study import StudyFolder
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 BEFORE_DECAY = "before_decay"
@@ -84,3 +85,33 @@ def file_of(file: Callable[[str], Path], phase: str) -> Path:
         return old if old.exists() and has_rows(old) else own
     except ValueError:  # a damaged table counts as missing
         return own
+
+
+def resolve_run_folder(place: str, word: str, noun: str) -> Path:
+    """Return the full path of a run's or checkpoint's folder.
+
+    It is ``place`` itself, or the only run of a study.
+
+    Args:
+        place: the folder.
+        word: the word on the command line, e.g. ``oracle=ckpt:…`` or ``ckpt=…``, for messages.
+        noun: role of the run, e.g. "an oracle is one run", for messages.
+
+    Raises:
+        ValueError: a study of several runs, or an invalid file name; two lines.
+    """
+    folder = Path(place).expanduser().resolve()
+    try:
+        is_study = (folder / "study.json").exists()
+    except OSError as error:
+        raise ValueError(f"{word}: {error.strerror}; give a run's or a checkpoint's folder") from None
+    if not is_study:
+        return folder
+    runs = StudyFolder(folder).runs()
+    if len(runs) != 1:
+        sign = "ckpt=" if word.startswith("ckpt=") else "ckpt:"  # as the word itself is written
+        raise ValueError(
+            f"{word} is a study of {len(runs)} runs, and {noun};\n"
+            f"give one of them: {', '.join(f'{sign}{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
+        )
+    return runs[0].path

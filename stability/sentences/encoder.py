@@ -14,7 +14,7 @@ from stability.build import build_objective
 from stability.config.parts import Part
 from stability.config.run import RunSpec
 from stability.corpora.sentences.corpus import pad_sentences
-from stability.corpora.tokens.tokenizers import ByteTokenizer
+from stability.corpora.tokens.vocabulary import ByteTokenizer
 from stability.data.stdlib import clean
 from stability.printable import line_of
 from stability.sentences import export

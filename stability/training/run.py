@@ -20,6 +20,7 @@ from stability.models.backbone import num_parameters
 from stability.optimizers import Averaging, state_bytes
 from stability.runs.directory import RunDirectory, readable_rows
 from stability.runs.sinks import Sinks
+from stability.runs.verdict import SpikeWatch, judge
 from stability.training import loop
 from stability.training.checkpoint import MOVING
 from stability.training.checkpoints import RunCheckpoints
@@ -28,10 +29,8 @@ from stability.training.devices.one import OneDevice
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import SharedDevices
 from stability.training.guards import first_non_finite
-from stability.training.machine import peak_memory_mb
+from stability.training.machine import Telemetry, peak_memory_mb
 from stability.training.step import Replica
-from stability.training.telemetry import Telemetry
-from stability.training.verdict import SpikeWatch, judge
 from stability.training.weights import Weights
 
 

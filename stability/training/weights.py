@@ -17,9 +17,8 @@ from torch import Tensor
 
 from stability.config.training import WeightsSpec
 from stability.runs.directory import RunDirectory, fsync, step_of
-from stability.runs.found import resolve_run_folder
 from stability.runs.leftovers import name_temporary, remove_abandoned
-from stability.runs.phases import TERMINAL, phases
+from stability.runs.phases import TERMINAL, phases, resolve_run_folder
 from stability.training import hugging_face
 from stability.training.checkpoint import MODEL, sha256_of, verify_manifest
 

@@ -23,7 +23,7 @@ from analysis.numbers.early_measurements import (
 )
 from stability.config.training import VerdictSpec
 from stability.runs.schema import SEARCH_COLUMNS
-from stability.training.verdict import SpikeWatch
+from stability.runs.verdict import SpikeWatch
 from tests.analysis.foretelling import LAST, K, run, study_of
 
 PREDICTORS = ["alpha_max", "alpha_max_ratio", "critical_lr", "loss", "grad_norm", "loss_next", "grad_norm_next"]

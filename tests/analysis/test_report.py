@@ -47,7 +47,7 @@ def test_importing_the_report_imports_no_torch_and_of_stability_columns_words_an
     ours = f"[m for m in sorted(sys.modules) if m in {heavy} or m.split('.')[0] == 'stability']"
     code = f"import sys, analysis.report; print({ours})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    words = "'stability.runs.older', 'stability.runs.schema', 'stability.runs.spikes', 'stability.runs.words'"
+    words = "'stability.runs.older', 'stability.runs.schema', 'stability.runs.verdict', 'stability.runs.words'"
     assert found == f"['stability', 'stability.printable', 'stability.runs', {words}]"
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from stability.corpora.io import arrays as _arrays
-from stability.corpora.io.arrays import token_dtype
+from stability.corpora.io import disk as _arrays
+from stability.corpora.io.disk import token_dtype
 from stability.corpora.tokens import split as _split
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.split import split_documents
-from stability.corpora.tokens.tokenizers import ByteTokenizer
+from stability.corpora.tokens.vocabulary import ByteTokenizer
 
 
 def texts(num=250, seed=0):

@@ -210,7 +210,7 @@ def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stability.corpora.io.arrays.TokenFile.append", full)
+    monkeypatch.setattr("stability.corpora.io.disk.TokenFile.append", full)
     with pytest.raises(RuntimeError, match="cannot prepare data beside .*cache: .*No space left on device"):
         prepare(part("data", {"name": "text", "path": str(tmp_path / "a.jsonl")}), tmp_path / "cache")
 

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import spearmanr
 
 from stability.corpora.sentences.split import Row, pair_files, read_rows, split_rows
-from stability.corpora.tokens.tokenizers import ByteTokenizer
+from stability.corpora.tokens.vocabulary import ByteTokenizer
 from stability.data.pairs import Pairs, PairsConfig
 from stability.data.stdlib_pairs import StdlibPairs, StdlibPairsConfig
 from stability.data.synthetic_pairs import FILLERS, MEANINGS, SyntheticPairs, SyntheticPairsConfig

@@ -17,10 +17,9 @@ from stability.config.parts import part
 from stability.corpora.cache import prepare
 from stability.corpora.tokens import fasta as _fasta
 from stability.corpora.tokens import synthetic_genome as synthetic
-from stability.corpora.tokens.augmentation import ReverseComplement
+from stability.corpora.tokens.augmentation import CODES, VOCABULARY, ReverseComplement, encode, reverse_complement
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.fasta import records
-from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, encode, reverse_complement
 from stability.corpora.tokens.records import split_records
 from stability.data.dna import Dna, DnaConfig
 

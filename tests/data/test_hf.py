@@ -11,7 +11,7 @@ datasets = pytest.importorskip("datasets")
 
 from stability.config.parts import part  # noqa: E402
 from stability.corpora.cache import prepare  # noqa: E402
-from stability.corpora.tokens.nucleotides import encode  # noqa: E402
+from stability.corpora.tokens.augmentation import encode  # noqa: E402
 from stability.corpora.tokens.records import split_records  # noqa: E402
 from stability.corpora.tokens.split import split_documents  # noqa: E402
 from stability.data import hf  # noqa: E402

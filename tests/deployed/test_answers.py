@@ -16,8 +16,8 @@ from PIL import Image
 from stability.config.base import validate
 from stability.config.deployment import InferSpec
 from stability.corpora.proteins.alphabets import LETTERS
+from stability.corpora.tokens.augmentation import CODES
 from stability.corpora.tokens.gpt2 import Gpt2Tokenizer
-from stability.corpora.tokens.nucleotides import CODES
 from stability.deployed import benchmark, load
 from stability.deployed.answers import Answerer
 from stability.deployed.tokens import Tokens

@@ -14,7 +14,7 @@ from stability.mechanisms._inner import load
 from stability.mechanisms.sa import SoftmaxAttention
 from stability.optimizers._groups import splits
 from stability.probes.layers.attention import attention_statistics, discrepancies, qk_singular_values
-from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.consensus import low_pass
 from tests.config.test_run_id import BASE
 from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated

@@ -13,7 +13,7 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms.nsa import NativeSparseAttention
 from stability.models.position import Rope
 from stability.optimizers._groups import splits
-from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.consensus import low_pass
 from stability.registry import Registry
 from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated

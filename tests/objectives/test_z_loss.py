@@ -16,7 +16,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.parse import parse_run
 from stability.corpora.cache import load
 from stability.curvature import directional
-from stability.objectives._z_loss import z_loss_sum
+from stability.objectives._chunks import z_loss_sum
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import Registry

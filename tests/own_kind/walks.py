@@ -15,8 +15,8 @@ from torch import Generator, Tensor
 from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
-from stability.data._base import AbstractDataSource
+from stability.corpora.io.disk import sha256
+from stability.data import AbstractDataSource
 
 HELD_OUT = 20
 FILES = {"walks": "walks.npy"}

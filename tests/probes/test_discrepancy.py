@@ -14,7 +14,7 @@ from torch import nn
 from stability.mechanisms import build
 from stability.probe import main
 from stability.probes.layers.attention import attention_statistics, discrepancies
-from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.consensus import low_pass
 from stability.probes.layers.measuring import layer_inputs, read_held_out
 from stability.runs.results import collect, write
 from stability.runs.schema import GRAPH_COLUMNS, PROBE_COLUMNS

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from stability.corpora.tokens.augmentation import CODES, VOCABULARY
 from stability.corpora.tokens.corpus import Corpus
-from stability.corpora.tokens.nucleotides import CODES, VOCABULARY
 from stability.corpora.tokens.vocabulary import Vocabulary
 from stability.probes.generation import text_oracle
 from stability.probes.generation.samples import Sample

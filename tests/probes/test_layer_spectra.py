@@ -10,10 +10,16 @@ from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractConsensus
 from stability.models.position import Rope
-from stability.probes.layers import low_pass as low_pass_module
+from stability.probes.layers import consensus as low_pass_module
 from stability.probes.layers.attention import qk_singular_values
-from stability.probes.layers.consensus import consensus_spectra, filter_response, largest_factor, ropes_of, step_sizes
-from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.consensus import (
+    consensus_spectra,
+    filter_response,
+    largest_factor,
+    low_pass,
+    ropes_of,
+    step_sizes,
+)
 from tests.mechanisms.oracles import rotated
 from tests.probes.test_laplacian import dense_laplacian
 from tests.within import assert_within

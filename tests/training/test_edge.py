@@ -16,8 +16,8 @@ from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
+from stability.training.activations import Edge
 from stability.training.draws import training_examples
-from stability.training.edge import Edge
 from tests.sweeps.real import make_sweep
 from tests.training.test_compile import trained
 from tests.training.test_loop import final_weights, same

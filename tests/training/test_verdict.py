@@ -6,8 +6,8 @@ import random
 import pytest
 
 from stability.config.training import ScheduleSpec, VerdictSpec
+from stability.runs.verdict import SpikeWatch, judge
 from stability.training.schedule import lr_factor
-from stability.training.verdict import SpikeWatch, judge
 
 
 def watched(losses):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256
+from stability.corpora.io.disk import sha256
 from stability.corpora.proteins.alphabets import (
     NUM_PLDDT_BINS,
     NUM_SASA_BINS,

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.cluster.hierarchy import DisjointSet
 
-from stability.corpora.io.arrays import TokenFile
+from stability.corpora.io.disk import TokenFile
 from stability.corpora.io.progress import step
 from stability.corpora.proteins.alphabets import NUM_ATOMS, SPECIALS, UNK, VOCAB_SIZE
 from stability.corpora.proteins.annotations import Annotation

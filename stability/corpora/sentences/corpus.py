@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from stability.corpora.base import AbstractRowCorpus
-from stability.corpora.io.arrays import token_dtype
+from stability.corpora.io.disk import token_dtype
 from stability.corpora.tokens.vocabulary import BYTES
 
 FEWEST_ROWS = 2  # of a side: in-batch negatives come from another row

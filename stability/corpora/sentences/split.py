@@ -17,7 +17,7 @@ from scipy.cluster.hierarchy import DisjointSet
 from stability.corpora.io.files import find_files, lines_of, open_unpacked, suffix_of
 from stability.corpora.io.progress import step
 from stability.corpora.sentences.corpus import SentenceCorpus, Side
-from stability.corpora.tokens.tokenizers import AbstractTokenizer
+from stability.corpora.tokens.vocabulary import AbstractTokenizer
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256, sha256_and_counts
+from stability.corpora.io.disk import sha256, sha256_and_counts
 from stability.corpora.tokens import windows as starts_of_windows
 from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, load_augmentation
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary

@@ -8,7 +8,7 @@ from io import BufferedIOBase
 from pathlib import Path
 
 from stability.corpora.io.files import PACKED, UNREADABLE, lines_of, machine_memory, open_unpacked
-from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
+from stability.corpora.tokens.augmentation import CODES, INVALID, encode
 
 SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", *PACKED))
 BYTES_PER_READ = 1 << 20

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stability.corpora.tokens.tokenizers import AbstractTokenizer
-from stability.corpora.tokens.vocabulary import Vocabulary
+from stability.corpora.tokens.vocabulary import AbstractTokenizer, Vocabulary
 
 FILES = ("vocab.bpe", "encoder.json")
 # sha256

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Fingerprinted, Place
-from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
+from stability.corpora.tokens.vocabulary import AbstractTokenizer, ByteTokenizer
 
 
 class AbstractTokenized(Settings):

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stability.corpora.io.arrays import TOKENS_PER_CHUNK, TokenFile, forget, sum_of_counts, token_dtype
+from stability.corpora.io.disk import TOKENS_PER_CHUNK, TokenFile, forget, sum_of_counts, token_dtype
 from stability.corpora.io.progress import step
 from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
-from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
-from stability.corpora.tokens.vocabulary import REPLACEMENT, Vocabulary
+from stability.corpora.tokens.vocabulary import REPLACEMENT, AbstractTokenizer, ByteTokenizer, Vocabulary
 
 MOST_PIECES = 1 << 18  # bounds the memory of short documents' array objects
 

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 from stability.build import resolve_device
 from stability.corpora.tokens.corpus import Corpus
-from stability.corpora.tokens.tokenizers import ByteTokenizer
-from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
+from stability.corpora.tokens.vocabulary import BYTES, ByteTokenizer, Vocabulary
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import evo2_oracle
 from stability.probes.generation.samples import Sample, has_text, is_nucleotides
 from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory
-from stability.runs.found import resolve_run_folder
+from stability.runs.phases import resolve_run_folder
 from stability.training import checkpoint
 
 POSITIONS = 1024  # default context length in tokens

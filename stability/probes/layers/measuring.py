@@ -24,8 +24,7 @@ from stability.models.backbone import Backbone
 from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.attention import discrepancies, qk_singular_values
-from stability.probes.layers.consensus import consensus_spectra
-from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.consensus import consensus_spectra, low_pass
 from stability.probes.layers.nll import measure_lengths, mirror_numbers, train_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.quantization import measure_bits

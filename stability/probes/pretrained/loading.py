@@ -15,7 +15,7 @@ from torch import nn
 
 from stability.config.parts import Part
 from stability.corpora.tokens.corpus import Corpus
-from stability.corpora.tokens.tokenizers import ByteTokenizer
+from stability.corpora.tokens.vocabulary import ByteTokenizer
 
 _PROBE = "the quick brown fox"
 

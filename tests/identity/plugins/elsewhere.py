@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from stability.config import Settings
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 
 class Elsewhere(AbstractDataSource):

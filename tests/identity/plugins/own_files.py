@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from stability.config import Place, Settings
-from stability.data._base import AbstractDataSource
+from stability.data import AbstractDataSource
 
 
 class OwnFiles(AbstractDataSource):
