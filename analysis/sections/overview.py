@@ -20,7 +20,7 @@ from analysis.study import wording
 from analysis.study.ends import shown_states
 from analysis.study.load import ENDED, Study
 from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
-from stability.runs.words import EXPLODED
+from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -207,7 +207,7 @@ def troubles_body(study: Study, drawn: Drawn) -> Pieces:
     return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
-COUNTED = ("diverged", EXPLODED, "plateaued")  # the tables of NLLs count these runs, rate by rate
+COUNTED = ("diverged", EXPLODED, LEARNED_NOTHING)  # the tables of NLLs count these runs, rate by rate
 
 
 def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:

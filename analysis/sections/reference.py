@@ -12,7 +12,7 @@ from analysis.study.reference import references
 
 EXPLAINED = {
     OWN: "own window: its width in decades of learning rate",
-    COMMON: "common window: width of the rates within 5 % of the reference's best NLL",
+    COMMON: "common window: the same, by the reference's limit",
     BEYOND: "NLL beyond: mean NLL over the rates above the reference's window, a diverged run counting as untrained",
     STABLE: "% stable: share of terminal steps below α_max at the highest common rates, run's own state",
     RATIO: "α_max / α: at each one's best rate",

@@ -1,4 +1,4 @@
-"""The ends of runs for readers: recorded states, and `exploded` for a run above its untrained model."""
+"""The ends of runs for readers: recorded states, but `exploded` or `learned nothing` for a plateaued run."""
 
 from __future__ import annotations
 
