@@ -37,6 +37,21 @@ def export(study_dir: Path | str | Study, folder: Path | str, *, has_long_captio
     return _write(assembly.pieces(study), Path(folder), has_long_captions, source(study))
 
 
+def export_together(
+    study_dirs: Sequence[Path | str | Study], folder: Path | str, *, has_long_captions: bool = False
+) -> list[Path]:
+    """Write the tables and figures about several studies together, ``together-<name>``, as `export` does for one.
+
+    Args:
+        study_dirs: the studies, or their folders.
+        folder: target folder.
+        has_long_captions: as in `export`.
+    """
+    studies = [load(study_dir) for study_dir in study_dirs]
+    parts = [assembly.comparison(studies), assembly.together(studies)]
+    return _write(parts, Path(folder), has_long_captions, before=assembly.BEFORE)
+
+
 def export_paper(
     study_dirs: Sequence[Path | str | Study], folder: Path | str, *, has_long_captions: bool = False
 ) -> list[Path]:
@@ -50,21 +65,31 @@ def export_paper(
     return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder), has_long_captions)
 
 
-def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool, data: str = "") -> list[Path]:
-    """Write figures and tables; captions end with ``data``, the study's data and objective."""
+def _write(
+    parts: Iterable[Pieces], folder: Path, has_long_captions: bool, data: str = "", before: str = ""
+) -> list[Path]:
+    """Write figures and tables.
+
+    Args:
+        parts: the pieces.
+        folder: target folder.
+        has_long_captions: as in `export`.
+        data: end of the captions, a study's data and objective.
+        before: start of the file names.
+    """
     written, taken = [], set()
     for pieces in parts:
-        written += _write_figures(pieces, folder / "figures", FIGURES)
+        written += _write_figures(pieces, folder / "figures", FIGURES, before)
         for name, table in _name_tables(pieces, taken):
             table = replace(table, caption=f"{table.caption} {data}".strip())
-            written += _write_table(table, folder / "tables", name, has_long_captions)
+            written += _write_table(table, folder / "tables", f"{before}{name}", has_long_captions)
     return written
 
 
-def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str], before: str = "") -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = [piece for piece in pieces if isinstance(piece, Picture)]
-    return [assembly.save(each.figure, folder / f"{each.name}.{suffix}") for each in pictures for suffix in suffixes]
+    figures = {f"{before}{piece.name}": piece.figure for piece in pieces if isinstance(piece, Picture)}
+    return [assembly.save(each, folder / f"{name}.{suffix}") for name, each in figures.items() for suffix in suffixes]
 
 
 def _name_tables(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:

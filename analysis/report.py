@@ -126,10 +126,10 @@ def ending(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",))
     """Return the short text printed after a sweep; of a search the first lines of `summary`."""
     study = load(study_dir)
     if is_of_rates(study):
-        return answer(study) + "\n"
+        return answer(study)
     lines = summary(study, phases).splitlines()
     more = len(lines) - MOST_LINES
-    return "\n".join([*lines[:MOST_LINES], *([f"… {more} more lines: tables=all"] if more > 0 else [])]) + "\n"
+    return "\n".join([*lines[:MOST_LINES], *([f"… {more} more lines: tables=all"] if more > 0 else [])])
 
 
 def _typst(parts: Iterable[Pieces], folder: Path) -> str:

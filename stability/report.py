@@ -73,6 +73,12 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
             folder = Path(spec.reports_dir) / own
             written = export(study, folder, has_long_captions=spec.caption == "long")
             print_text(f"files: {len(written)} in {folder}")
+        if spec.together is not None and len(studies) > 1:
+            from analysis.export import export_together
+
+            folder = Path(spec.reports_dir) / spec.together
+            written = export_together(studies, folder, has_long_captions=spec.caption == "long")
+            print_text(f"files: {len(written)} in {folder}")
 
 
 def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:

@@ -181,7 +181,7 @@ def _delete(pool: Path, name: str, console: Console, *, asks: bool) -> int:
 
 
 def _line(run: StoredRun) -> str:
-    return f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}"
+    return f"{run.directory.run_id}  {run.state:15} {_megabytes(run.num_bytes):>10}  {run.label}"
 
 
 def _upgrade(pool: Path, console: Console) -> int:

@@ -134,12 +134,13 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
 
     spec = plan.spec
     record = StudyRecord.begin(spec, plan.corpus)
-    if (
-        spec.search is None
-        and not spec.replace
-        and (why := earlier.describe_refusal(record.study, record.before, trials))
-    ):
-        raise ValueError(why)
+    if spec.search is None:
+        why = earlier.describe_refusal(record.study, record.before, trials)
+        if why and not spec.replace:
+            raise ValueError(why)
+        if spec.replace and not why:
+            notes = [*notes, f"replace=true: nothing is replaced, no run of {spec.name} has other settings"]
+            print_note(notes[-1])
     if search := make_search(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
         print_notes(earlier.describe_changes(record.study, record.before, trials))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from stability.runs.directory import RunDirectory, readable_rows
@@ -31,11 +30,8 @@ def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a
             shares.append(alpha_s / (alpha_s + training[-1]))
     if not now or not shares:
         return ""
-    middle, low, high = (f"{100 * share:.0f}" for share in (statistics.median(shares), min(shares), max(shares)))
-    runs_text = f"median of {len(shares)} runs, {low} to {high} %" if len(shares) > 1 else "1 run"
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
     wall_s = ended - started
     of_sweep = 100 * sum(now) / (wall_s * at_a_time)
-    return (
-        f"α_max took {middle} % of a run's wall time ({runs_text}) and {of_sweep:.0f} % of this sweep's {wall_s:.0f} s"
-        f"{f', {at_a_time} runs at a time' if at_a_time > 1 else ''}; hessian=false leaves it out"
-    )
+    span = low if low == high else f"{low} to {high}"
+    return f"α_max took {of_sweep:.0f} % of {wall_s:.0f} s ({span} % of a run's); hessian=false leaves it out"

@@ -71,8 +71,8 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """The state for readers: `exploded` for a plateaued run above its untrained model, else `state`."""
-        return shown_state(self.state, self.val_nll, self.init_nll)
+        """The verdict, or the state before one, for readers (`shown_state`)."""
+        return shown_state(self.verdict or self.state, self.val_nll, self.init_nll)
 
     @property
     def init_nll(self) -> float | None:

@@ -45,8 +45,11 @@ def make_study(pool, name="mine", count=6, first=0, **more):
 
 
 def measured(trial):
+    """A measured run whose α_max took no time, on a machine of any speed."""
     fakes.finish(trial.directory, "stable", step=8, val_nll=2.5 - 0.1 * trial.spec["seed"])
-    write_parquet(fakes_frame(), trial.directory.curvature_file("terminal"), {})
+    table = trial.directory.curvature_file("terminal")
+    write_parquet(fakes_frame(), table, {})
+    os.utime(table.parent, (trial.directory.status()["changed_at"],) * 2)
 
 
 def fakes_frame():

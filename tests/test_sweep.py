@@ -212,13 +212,15 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
             [
                 f"name=[small,{lab.pool / 'studies' / 'small'}]",
                 "together=both",
+                "format=[pdf,files]",
                 f"runs_dir={lab.pool}",
                 f"reports_dir={tmp_path / 'three'}",
             ]
         )
         == 0
     )
-    assert [path.name for path in (tmp_path / "three").iterdir()] == ["both.pdf"]
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {"both.pdf", "both", "small"}
+    assert (tmp_path / "three" / "both" / "tables" / "together-the-studies-side-by-side.csv").exists()
     words = ["name=small", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'four'}"]
     assert report.main([*words, "format=[html,files]"]) == 0
     assert {path.name for path in (tmp_path / "four").iterdir()} == {"small.html", "small"}

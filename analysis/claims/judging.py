@@ -148,9 +148,7 @@ def claims_table(study: Study) -> Table | None:
         )
         for each in judged
     )
-    common = (
-        "Common: the widths within 5 % of the reference's best NLL. " if any(each.common for each in judged) else ""
-    )
+    common = "Common: the widths of the common windows. " if any(each.common for each in judged) else ""
     caption = (
         f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
         "suboptimal loss: curves, a mechanism with a seed). Below the effect: interval of the paired difference that "

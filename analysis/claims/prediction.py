@@ -222,8 +222,8 @@ def count_runs(runs: Frame) -> list[str]:
     sentences = [
         f"Of {plural(len(runs), 'run')} {len(frame)} are judged ({plural(groups, 'group')}, "
         f"{plural(int(frame['seed'].nunique()), 'seed')}, {plural(int(frame['curve'].nunique()), 'curve')}): "
-        f"{int(frame['broke'].sum())} of them diverged or spiked later ({called} of these are called plateaued, having "
-        f"learned nothing in the end), {int((flat & ~frame['broke']).sum())} plateaued without, "
+        f"{int(frame['broke'].sum())} of them diverged or spiked later ({called} of these exploded or learned nothing "
+        f"in the end), {int((flat & ~frame['broke']).sum())} learned nothing without, "
         f"{int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step {steps[1]}."
     ]
     sentences += [

@@ -23,7 +23,6 @@ from analysis.numbers.step_shares import (
     count_stable_steps,
     phases_and_states,
 )
-from analysis.numbers.windows import TOLERANCE
 from analysis.study.load import ENDED, Frame, Study
 from analysis.study.protocol import state_text
 from analysis.words import join_words, lr_text, plural, power
@@ -202,7 +201,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     measured = runs[(runs["outcome"] == MEASURED) & runs["median"].notna()]
     bad, good = measured[measured["suboptimal"]], measured[measured["is_near"]]
     diverged = int((runs["status"] == "diverged").sum())
-    rule = f"above the best rate, NLL more than {100 * TOLERANCE:.0f} % over the mechanism's best, or plateaued" + (
+    rule = "above the best rate, NLL beyond the own window's limit, or learned nothing" + (
         f"; {plural(diverged, 'run')} diverged and left none" if diverged else ""
     )
     if bad.empty:
@@ -221,7 +220,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         for side in sides
         if len(part := bad[bad["series"] == side.series])
     ]
-    others = f"; of runs within {100 * TOLERANCE:.0f} %: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
+    others = f"; of runs inside the window: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
     numbers = f"{join_words(by_mechanism)}; {curves}, exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
     count = (
         f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "

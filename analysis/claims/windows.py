@@ -3,7 +3,7 @@
 By the paper the window of sc is wider than sa's and sw's, and mix reaches sa's best NLL with a wider window. These
 claims are judged by each mechanism's own window, on the validation NLL, and on the generative NLL if samples were
 scored. On the validation NLL a verdict needs the windows at an equal share of what was learned, too: both must agree. A
-line says what the common window, within 5 % of the reference's best NLL, has to say.
+line says what the common window, by the reference's limit, has to say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, sentence, signed, verdict_of, word_claim
-from analysis.drawing.tables import width_text
+from analysis.drawing.tables import limit_text, width_text
 from analysis.numbers.common_windows import EqualShare, common_windows, equal_share
 from analysis.numbers.comparison import (
     UNRESOLVED,
@@ -29,6 +29,7 @@ from analysis.numbers.learning import Learned
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
+from analysis.study.reference import references
 from analysis.words import join_words, plural
 
 # (subject, wider, narrower), by the paper.
@@ -139,7 +140,7 @@ def window_claim(
         effect=f"{_widths(named)} decades",
         interval=interval_text(result.interval, result.n, "decades"),
         paper=paper,
-        finding=_finding(result, named, f"{'common' if is_common else 'stable'} window{_name_track(column)}"),
+        finding=_finding(result, named, f"{'common' if is_common else 'own'} window{_name_track(column)}"),
         difference=_difference(result),
         test=("common" if is_common else "own", column, *pair),
         p=result.p,
@@ -165,7 +166,7 @@ def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) ->
     verdict = verdict_of(result)
     said = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
     note = (
-        f"At an equal share of what was learned ({100 * equal.share:.0f} %, as 5 % of its NLL is for {other}): "
+        f"At an equal share of what was learned ({100 * equal.share:.0f} %, as {other}'s own window allows): "
         f"{_widths(((name, equal.found), (other, theirs)))} decades, {said.get(verdict, 'undecided')}."
     )
     if claim.verdict not in ("holds", "contradicted"):
@@ -196,12 +197,14 @@ def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], col
     found = common_windows(study, column)
     if not set(pair) <= found.keys():
         return ""
+    limiting = windows(study, column=column)[references(study).get(pair[1], pair[1])].median
+    limit = limit_text([limiting] if limiting else [], f"{study.reference}'s", KIND[column])
     lost = find_lost_seeds(study, pair[0], column), find_lost_seeds(study, pair[1], column)
     result = compare_windows(found[pair[0]], found[pair[1]], lost)
     verdict = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
     said = verdict.get(verdict_of(result), "undecided")
     widths = _widths(((names[0], found[pair[0]]), (names[1], found[pair[1]])))
-    return f"Within 5 % of {study.reference}'s best {KIND[column]}: {widths} decades, {said}."
+    return f"{sentence(limit)}: {widths} decades, {said}."
 
 
 def _name_track(column: str) -> str:
@@ -227,7 +230,7 @@ def _difference(result: Comparison) -> str:
 
 
 def _finding(result: Comparison, named: Named, what: str) -> str:
-    """Return the measured relation as a clause, e.g. ``"sc's stable window is 0.42 decades wider than sa's"``."""
+    """Return the measured relation as a clause, e.g. ``"sc's own window is 0.42 decades wider than sa's"``."""
     (first, _), (second, _) = named
     low, high = result.size
     within = " within the swept range" if result.scope == "range" else ""

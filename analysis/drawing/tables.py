@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from analysis.drawing.typeset import Cell
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.window_ends import shown_states
-from analysis.numbers.windows import Window
+from analysis.numbers.windows import TOLERANCE, VALIDATION, Window, windows
 from analysis.study import multiples, wording
 from analysis.study.load import HAS_RESULT, PENDING, Frame, Study
+from analysis.study.reference import references
 from analysis.words import plural
-from stability.runs.words import EXPLODED
+from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 
 def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
@@ -45,11 +47,11 @@ def source(study: Study) -> str:
 
 
 def list_failures(runs: Frame) -> list[str]:
-    """Return every bad verdict among a cell's runs, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
+    """Return every bad verdict among a cell's runs, e.g. ``["diverged 1/2", "learned nothing 1/2"]``."""
     finite = np.isfinite(runs["val_nll"])
     labels = shown_states(runs).where(~(runs["status"].isin(HAS_RESULT) & ~finite), "non-finite")
     counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(find_guarded(runs))}
-    order = ("diverged", "non-finite", "failed", *PENDING, EXPLODED, "plateaued", "guarded")
+    order = ("diverged", "non-finite", "failed", *PENDING, EXPLODED, LEARNED_NOTHING, "guarded")
     return [f"{label} {counts[label]}/{len(runs)}" for label in order if counts.get(label)]
 
 
@@ -71,6 +73,37 @@ def guarded_note(study: Study) -> str:
         f" Guarded: {len(runs)} of {plural(len(study.runs), 'run')}, in which guards answered what ends a run as "
         f"diverged ({steps}, {restores})."
     )
+
+
+def limit_text(found: Iterable[Window], whose: str, nll: str = "NLL") -> str:
+    """Return the limit of windows, e.g. "within 5 % of sa's best NLL", or half of the learning where that acts.
+
+    Args:
+        found: windows by own limits.
+        whose: possessive of their mechanism.
+        nll: name of the loss.
+    """
+    halves = [each.keeps_half for each in found]
+    within, half = f"within {100 * TOLERANCE:g} % of {whose} best {nll}", f"keeping half of {whose} learning"
+    return half if halves and all(halves) else f"{within}, {half}" if any(halves) else within
+
+
+def limits(study: Study, series: Sequence[str], whose: str, column: str = VALIDATION) -> tuple[str, str]:
+    """Return the limits of own and of common windows (`limit_text`), those of trained series.
+
+    Args:
+        study: the study.
+        series: names of the series.
+        whose: possessive of a series in the first text; the second one has the reference's name.
+        column: validation or generative NLL.
+    """
+    found, lacking, pairs = windows(study, column=column), reasons_untrained(study), references(study)
+    trained = [name for name in series if not lacking[name]]
+    own, plain = (
+        [each for name in names if (each := found[name].median) is not None]
+        for names in (trained, {pairs.get(name, name) for name in trained})
+    )
+    return limit_text(own, whose), limit_text(plain, f"{study.reference}'s")
 
 
 def width_text(found: Window) -> str:

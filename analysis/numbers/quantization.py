@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.numbers.window_ends import shown_states
 from analysis.numbers.windows import HALF, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.unlearned import unlearned
+from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 NAME, LAYERS = "quantization", "quantization_layers"
 TERMINAL, BEFORE = "terminal", "before_decay"
@@ -64,9 +66,9 @@ def list_bits(study: Study) -> list[int]:
 
 
 def count_lost(study: Study, series: str) -> dict[str, int]:
-    """Return the numbers of a series' runs that diverged or plateaued, without zeros."""
-    counts = study.of(series)["status"].value_counts()
-    return {status: int(counts[status]) for status in ("diverged", "plateaued") if status in counts}
+    """Return the numbers of a series' runs that diverged, exploded or learned nothing, without zeros."""
+    counts = shown_states(study.of(series)).value_counts()
+    return {state: int(counts[state]) for state in ("diverged", EXPLODED, LEARNED_NOTHING) if state in counts}
 
 
 def compare_rates(study: Study, series: str, bits: int) -> Compared:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import pandas as pd
 
@@ -12,13 +11,10 @@ from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
-from stability.runs.words import EXPLODED, is_exploded, shown_state
+from stability.runs.words import EXPLODED, LEARNED_NOTHING, is_exploded, shown_state
 
-Reason = Literal["diverged", "exploded", "spiked", "learned nothing", "slow", "no result", "end of the grid"]
 # By severity: of two equally frequent outcomes the first one names the end.
-BY_STATUS: dict[str, Reason] = {
-    "diverged": "diverged", EXPLODED: "exploded", "spiked": "spiked", "plateaued": "learned nothing", "stable": "slow",
-}  # fmt: skip
+OUTCOMES = ("diverged", EXPLODED, "spiked", LEARNED_NOTHING, "stable")
 EXPLAINED = (
     "Ends: the most frequent outcome at the first rate outside. Slow: its runs ended stable, but with a higher NLL "
     "than the window admits; learned nothing: no better than the baseline of frequencies; exploded: above the "
@@ -31,13 +27,13 @@ class End:
     """One end of a window.
 
     Attributes:
-        reason: most frequent outcome at the first rate outside.
+        reason: most frequent outcome at the first rate outside (stable: "slow"), "no result" or "end of the grid".
         lr: that rate; NaN at the end of the grid.
         runs: runs with this outcome.
         of: runs with a result there.
     """
 
-    reason: Reason
+    reason: str
     lr: float = math.nan
     runs: int = 0
     of: int = 0
@@ -65,9 +61,9 @@ def _end(runs: Frame, lr: float) -> End:
     if there.empty:
         return End("no result", lr)
     ends = shown_states(there)
-    counts = {status: int((ends == status).sum()) for status in BY_STATUS}
-    most = max(counts, key=lambda status: counts[status])
-    return End(BY_STATUS[most], lr, counts[most], len(there))
+    counts = {state: int((ends == state).sum()) for state in OUTCOMES}
+    most = max(counts, key=lambda state: counts[state])
+    return End("slow" if most == "stable" else most, lr, counts[most], len(there))
 
 
 def shown_states(runs: Frame) -> Column:

@@ -70,6 +70,7 @@ class Window:
         low, high: ends.
         best_lr, best_nll: best rate and its NLL.
         threshold_nll: largest NLL inside.
+        within_nll: the same without the limit at half the learning.
         grid: smallest and largest swept rate.
         uncounted: both edges' rates without the limit at half the learning.
     """
@@ -79,8 +80,14 @@ class Window:
     best_lr: float
     best_nll: float
     threshold_nll: float
+    within_nll: float
     grid: tuple[float, float]
     uncounted: tuple[float, float]
+
+    @property
+    def keeps_half(self) -> bool:
+        """Whether half of the learning is the limit that acts: it allows less than 5 %."""
+        return self.threshold_nll < self.within_nll
 
     @property
     def is_capped(self) -> bool:
@@ -173,6 +180,7 @@ def window(
         best_lr=float(x[best]),
         best_nll=float(y[best]),
         threshold_nll=threshold,
+        within_nll=within,
         grid=(float(x[0]), float(x[-1])),
         uncounted=(wider[0].lr, wider[1].lr),
     )

@@ -73,7 +73,7 @@ def window_table(study: Study) -> Table | None:
     caption = (
         f"The range of learning rates whose {share.name} is at least {KEPT:g} times the mechanism's best, around the "
         "best one, on the median over seeds; a run that diverged keeps nothing. Edges, ≥ and a–b as of the stable "
-        f"windows, which stand beside it: the rates whose {wording.words(study).nll} is within 5 % of the best. "
+        f"windows; beside it the own window by {wording.words(study).nll}. "
         f"Below the decades: range over single seeds."
     )
     header = ("mechanism", "best LR", "best (%)", f"window of {share.name} (decades)", "by NLL")

@@ -13,22 +13,15 @@ from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import compares_losses, references
-from analysis.words import join_words, lr_text, power
+from analysis.words import join_words, lr_text, plural, power
 from stability.runs.words import EXPLODED
 
 BEST_NLL = f"{BEST} NLL"
 MOST_NAMED = 36  # characters of names in a list
-ENDS = {
-    "slow": "stable runs of a higher NLL",
-    "diverged": "runs that diverged",
-    "exploded": "runs that exploded",
-    "spiked": "runs that spiked",
-    "learned nothing": "runs that learned nothing",
-}
 
 
 def choose(study: Study) -> list[str]:
-    """Return which mechanism has the lowest NLL when tuned, and which is least sensitive to the rate.
+    """Return which mechanism has the lowest NLL at its best rate, and which the widest own window.
 
     The verdicts are those of the comparisons with the reference (`claims.reference`). [] if the series have more than
     one reference, or fewer than two of them learned.
@@ -52,7 +45,7 @@ def choose(study: Study) -> list[str]:
     if study.runs["lr"].nunique() == 1 or not widths:
         return [f"Lowest NLL: {lowest}."]
     widest = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"))
-    return [f"Lowest NLL when tuned: {lowest}.", f"Least sensitive to the rate, by the own window: {widest}."]
+    return [f"Lowest NLL: {lowest}.", f"Widest own window: {widest}."]
 
 
 def _lead(reference: str, claims: Mapping[str, Claim], order: Callable[[str], float], words: tuple[str, str]) -> str:
@@ -107,9 +100,8 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     known = {name: each for name in series if name in ends and (each := found[name].median) is not None}
     if study.runs["lr"].nunique() == 1 or not known:
         return ""
-    closed = [f"{reason} ({', '.join(parts)})" for reason, parts in _by_reason(ends, list(known)).items()]
+    said = [f"where {what} ({', '.join(parts)})" for what, parts in _by_outcome(ends, list(known)).items()]
     opened = [name for name in known if ends[name][1].reason == "end of the grid"]
-    said = [f"by {join_words(closed)}"] if closed else []
     said += [f"not within the rates swept ({_list(opened)})"] if opened else []
     parts = [f"Own windows end {'; '.join(said)}."] if said else []
     failed: dict[str, list[str]] = {}
@@ -122,16 +114,18 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _by_reason(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return by what ends upper sides the rates there, each with its series."""
+def _by_outcome(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return by the runs' outcome at the first rates above the windows these rates, each with its series."""
     found: dict[str, dict[float, list[str]]] = {}
-    for name in names:
-        end = ends[name][1]
-        if end.reason in ENDS:
-            found.setdefault(ENDS[end.reason], {}).setdefault(end.lr, []).append(name)
+    for end, name in ((ends[name][1], name) for name in names):
+        if end.of:
+            is_or_are = "is" if end.runs == 1 else "are"
+            what = f"{is_or_are} stable with a higher NLL" if end.reason == "slow" else end.reason
+            outcome = f"{end.runs} of {plural(end.of, 'run')} {what}"
+            found.setdefault(outcome, {}).setdefault(end.lr, []).append(name)
     return {
-        reason: [f"{_list(group)} at {lr_text(lr)}" for lr, group in sorted(rates.items())]
-        for reason, rates in found.items()
+        outcome: [f"{_list(group)} at {lr_text(lr)}" for lr, group in sorted(rates.items())]
+        for outcome, rates in found.items()
     }
 
 

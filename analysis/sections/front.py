@@ -26,6 +26,7 @@ from analysis.study.load import Study
 from analysis.study.naming import SPELLED
 from analysis.study.once import once_per_study
 from analysis.words import join_words, lr_text, plural
+from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 # Names of figures in order of preference.
 FIRST = ("transfer", "nll", "optimizers", "ablation-0", "mixers", "edges")
@@ -37,10 +38,7 @@ TELLING = (
     "prediction-roc",
     "gradients",
 )
-END_WORDS = {
-    "diverged": "diverged", "exploded": "exploded", "spiked": "spiked", "plateaued": "learned nothing",
-    "failed": "failed", "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
-}  # fmt: skip
+ENDS = ("diverged", EXPLODED, "spiked", LEARNED_NOTHING, "failed", "running", "interrupted", "stopped", "queued")
 FEW_SERIES = 4
 LINE = 110  # characters
 MOST_LINES, MOST_LINES_LOW = 35, 39  # lines of text on the first page beside a figure of full height, a lower one
@@ -156,7 +154,7 @@ def describe_runs(study: Study) -> str:
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = shown_states(runs).value_counts()
-    ended = join_words(f"{counts[status]} {word}" for status, word in END_WORDS.items() if status in counts)
+    ended = join_words(f"{counts[status]} {status}" for status in ENDS if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
     short = dict.fromkeys([*shown["mechanism"], *runs["objective"]])

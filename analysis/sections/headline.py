@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.drawing.tables import width_text
+from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.at_best_rate import Numbers, numbers_of
@@ -27,38 +27,40 @@ from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, HAS_RESULT, Study
-from analysis.study.reference import references
 from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, power
 
-MOST_LINES = 18  # with what a sweep prints before and after: 25
+MOST_LINES = 20  # with what a sweep prints before and after: 25
 MOST_ROWS = 6  # of a study of many series
 RANKED_ROWS = 5  # of many variants, whose ranking is a sentence of the same page
 CHOICE_LINES = 2
-FRAME = 6  # lines of the table beside its rows
-LINE = 110  # characters
+FEWEST_COLUMNS = 4  # of a table too wide for a line
+LINE = 80  # characters
 NAMED = 4  # series in the title
 
 
 def answer(study: Study) -> str:
     """Return the table of best rates and the sentences, in at most `MOST_LINES` lines.
 
-    A study of many series is cut to those of the lowest NLL, and a line counts the others. A study of sizes has
-    `transfer`'s table and sentences.
+    A study of many series is cut to those of the lowest NLL, and a line counts the others. A sentence without room is
+    left out. A study of sizes has `transfer`'s table and sentences.
     """
     if transfer.applies(study):
         return transfer.answer_text(study, MOST_LINES, LINE)
     found = {name: each.median for name, each in windows(study).items()}
-    is_cut = 2 * len(found) + FRAME + 1 > MOST_LINES
     shown = best_series(study)
-    choice = _fitting_choice(study)
-    said = shown[: MOST_LINES - FRAME - len(shown) - len(choice) - 1] if is_cut else shown  # 1: the last line
-    lines = [_narrow(answer_table(study, shown)), *choice]
-    lines += [f"{name}: {recommendation(study, name, found[name])}" for name in said]
-    if num_more := len(found) - len(said):
-        order = "by their upper edges" if rank_variants(study) else "by NLL"
-        lines.append(f"{order}; tables=all has the {len(found)} series, {num_more} more than these sentences")
-    room = MOST_LINES - len("\n".join(lines).splitlines())
+    lines = [
+        *_narrow(answer_table(study, shown), plural(study.runs["seed"].nunique(), "seed")),
+        *_fitting_choice(study),
+    ]
+    told = {name: textwrap.wrap(f"{name}: {recommendation(study, name, found[name])}", LINE) for name in shown}
+    room, ranked = MOST_LINES - len(lines), _rank(study)
+    while sum(map(len, told.values())) + (len(told) < len(found)) > room:  # 1: the line that counts the others
+        told.pop(max(told, key=ranked.index))
+    lines += [line for each in told.values() for line in each]
+    if num_more := len(found) - len(told):
+        lines.append(f"tables=all has the {len(found)} series, {num_more} more than these sentences")
+    room = MOST_LINES - len(lines)
     for most in range(NAMED, 0, -1):  # fewer claims in a sentence if it does not fit
         wrapped = [textwrap.wrap(sentence, LINE) for sentence in sentences(study, most)]
         if wrapped and len(wrapped[0]) <= room:
@@ -66,9 +68,8 @@ def answer(study: Study) -> str:
     for part in wrapped:
         if len(part) > room and part[0].startswith(UNDECIDED):
             part = textwrap.wrap(f"{' '.join(part).partition(';')[0].rstrip('.')}.", LINE)  # the number alone
-        if len(part) > room:
-            break
-        lines, room = lines + part, room - len(part)
+        if len(part) <= room:
+            lines, room = lines + part, room - len(part)
     return "\n".join(lines)
 
 
@@ -79,35 +80,42 @@ def _fitting_choice(study: Study) -> list[str]:
     return next((lines for lines in wrapped if len(lines) <= CHOICE_LINES), [])
 
 
-def _narrow(table: Table) -> str:
-    """Return a table as text without the last columns that exceed a line."""
-    text = table.text(details=False)
-    while len(text.splitlines()[1]) > LINE and table.header[-1] in (RATIO, STEP):
-        rows = tuple(row[:-1] for row in table.rows)
-        table = Table(table.title, table.caption, table.header[:-1], rows, brief=table.brief)
-        text = table.text(details=False)
-    return text
+def _narrow(table: Table, seeds: str) -> list[str]:
+    """Return a table as lines, without the last columns that exceed a line; ``seeds``: end of its title."""
+    text = table.text(details=False, wrap=LINE)
+    while len(text.splitlines()[1]) > LINE and len(table.header) > FEWEST_COLUMNS:
+        rows, is_common = tuple(row[:-1] for row in table.rows), table.header[-1] == COMMON
+        brief = f"{table.brief.partition(';')[0]}." if is_common else table.brief
+        table = Table(table.title, table.caption, table.header[:-1], rows, brief=brief)
+        text = table.text(details=False, wrap=LINE)
+    title, _, *rest = text.splitlines()
+    return [f"{title} ({seeds})", *rest]
 
 
 def best_series(study: Study) -> list[str]:
-    """Return the series of the answer: all in the study's order, or of many those with the lowest NLLs.
+    """Return the series of the answer: all in the study's order, or of many the first ones by NLL.
 
     Of an ablation over rates: the base, and those that can be pushed furthest, in that order.
     """
-    if 2 * len(study.series) + FRAME + 1 <= MOST_LINES:
+    if len(study.series) < MOST_ROWS:
         return list(study.series)
     if ranked := rank_variants(study):
         bases = [name for name in ranked if name in set(study.runs["base"])][:1]
         first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
+    return _rank(study)[:MOST_ROWS]
+
+
+def _rank(study: Study) -> list[str]:
+    """Return the series by their best NLLs, those of an ablation over rates by `rank_variants`."""
     best = {name: each.median.best_nll if each.median else math.inf for name, each in windows(study).items()}
-    return sorted(best, key=lambda name: best[name])[:MOST_ROWS]
+    return rank_variants(study) or sorted(best, key=lambda name: best[name])
 
 
 def title(study: Study) -> str:
-    """Return the question with its answer: each mechanism's largest rate within 5 % of the reference's best NLL.
+    """Return the question with its answer: the upper edges of the common windows, or of the own ones without these.
 
-    Without common windows, within 5 % of each one's own best NLL. A study of sizes has `transfer`'s question.
+    A study of sizes has `transfer`'s question.
     """
     if transfer.applies(study):
         return transfer.title(study)
@@ -121,8 +129,7 @@ def title(study: Study) -> str:
     if not trained:
         return f"{question}? No mechanism learned anything at the rates swept"
     found = common if set(trained) <= common.keys() else windows(study)
-    limit = f"within 5 % of {study.reference}’s best NLL" if found is common else "within 5 % of the best NLL"
-    limit += " and half of the learning" if _keeps_half(study, trained, is_common=found is common) else ""
+    limit = limits(study, trained, "the")[found is common].replace("'", "’")
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
     reached = {name: each for name, each in uppers.items() if not each.is_empty}
     never = [name for name in trained if name not in reached]
@@ -141,19 +148,6 @@ def title(study: Study) -> str:
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
     parts = [f"{_list_or_count(names)} to {place}" for (_, place), names in groups.items()]
     return f"{question} {limit}? {join_words(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
-
-
-def _keeps_half(study: Study, series: Sequence[str], *, is_common: bool) -> bool:
-    """Return whether half of the learning, not 5 %, limits a window of these series; common ones have the reference's.
-
-    Args:
-        study: the study.
-        series: names of the series.
-        is_common: whether the common windows are meant, not each one's own.
-    """
-    own, pairs = windows(study), references(study)
-    named = [own[pairs.get(name, name) if is_common else name].median for name in series]
-    return any(each is not None and each.is_capped for each in named)
 
 
 def _list_or_count(names: Sequence[str]) -> str:
@@ -211,9 +205,8 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     others = len(study.series) - len(names)
     more = f"{others} further series: appendix." if others else ""
     rows = [rows_of(study, names)]
-    half = _keeps_half(study, names, is_common=False) or _keeps_half(study, names, is_common=True)
     told = f"NLL: {wording.words(study).nll}."
-    return _table(f"Best learning rates{unit}", rows, told, study.reference, more, keeps_half=half)
+    return _table(f"Best learning rates{unit}", rows, told, limits(study, names, "its"), more)
 
 
 def comparison_table(studies: Sequence[Study]) -> Table:
@@ -224,11 +217,10 @@ def comparison_table(studies: Sequence[Study]) -> Table:
         unit = ": rates times each optimizer's own" if study.is_in_multiples else ""
         first = [Cell(names[0], f"{study.name}{unit}"), *(Cell(name) for name in names[1:])]
         found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
-    names = {study.reference for study in studies}
-    reference = names.pop() if len(names) == 1 else "the reference"
+    texts = zip(*(limits(study, best_series(study), "its") for study in studies), strict=True)
+    own, common = (" or ".join(dict.fromkeys(each)) for each in texts)
     told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
-    half = any(_keeps_half(each, best_series(each), is_common=common) for each in studies for common in (False, True))
-    return _table("The studies side by side", found, told, reference, "", keeps_half=half)
+    return _table("The studies side by side", found, told, (own, common), "")
 
 
 def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -243,15 +235,15 @@ def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
 
 
 RATIO, STEP = "α_max/α", "step"
-OWN, FAILURE = "own window", "first failure"
-WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.4fr", "1fr", "auto")
+OWN, COMMON, FAILURE = "own window", "common window", "first failure"
+WIDTHS = ("auto", "auto", "auto", "1fr", "1fr", "1fr", "auto", "auto")
 RATIO_TOLD = (
     f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
-    "second order), divided by the rate of training; no factor by which that may be raised."
+    "second order), divided by the rate of training. Training at that multiple of the rate need not work."
 )
 FAILURE_TOLD = (
     "First failure: first rate above the best at which a run diverged, exploded (NLL above the untrained model's), "
-    "learned nothing or spiked; none: share of the learning lost at the last rate."
+    "learned nothing or spiked; without one, the share of the learning lost at the last rate."
 )
 SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
 
@@ -260,10 +252,8 @@ def _table(
     title: str,
     groups: Sequence[list[tuple[Cell, ...]]],
     told: str,
-    reference: str,
+    limits_told: tuple[str, str],
     more: str,
-    *,
-    keeps_half: bool,
 ) -> Table:
     """Return a table of rows as in `rows_of`, without columns that have no value.
 
@@ -271,21 +261,19 @@ def _table(
         title: its title.
         groups: rows of one or several studies.
         told: first sentences of the caption.
-        reference: name of the reference mechanism.
+        limits_told: the own and the common windows' limits.
         more: last sentences of the caption.
-        keeps_half: whether half of the learning limits a window.
     """
-    common = f"within 5 % of {reference}"
-    header = ("mechanism", "best LR", "NLL", OWN, common, FAILURE, RATIO, STEP)
+    header = ("mechanism", "best LR", "NLL", OWN, COMMON, FAILURE, RATIO, STEP)
     rows = [row for group in groups for row in group]
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
     names = [header[place] for place in kept]
-    beside = f", and of {reference}'s" if common in names else ""
-    half = ", keeping half of the learning" if keeps_half else ""
-    windows_told = (
-        f"Windows: rates within 5 % of each mechanism's best NLL{beside}{half}, on the medians over seeds, with the "
-        "width in decades; differences named elsewhere are means over seeds, each with its own window."
-    )
+    own, common = limits_told
+    what, _, whose = common.partition(" of ")
+    common = f"of {whose}" if own.startswith(f"{what} of ") else common
+    brief = f"Own window (decades): {own}" + (f"; common: {common}." if COMMON in names else ".")
+    closer = " Here 5 % of the NLL is more than half of the learning." if own.startswith("keeping") else ""
+    windows_told = f"{brief}{closer} Windows of medians over seeds; differences named elsewhere are means over seeds."
     parts = [
         told,
         windows_told if OWN in names else "",
@@ -301,10 +289,7 @@ def _table(
         tuple(names),
         tuple(tuple(row[place] for place in kept) for row in rows),
         widths=tuple(WIDTHS[place] for place in kept),
-        brief=f"Windows{' (decades)' * keeps_half}: rates within 5 % of each mechanism's best NLL{beside}"
-        f"{half or '; in parentheses the decades'}."
-        if OWN in names
-        else told,
+        brief=brief if OWN in names else told,
     )
 
 
@@ -338,7 +323,7 @@ def _failure_text(study: Study, series: str, found: Window) -> str:
     if failure is not None:
         return f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}"
     lost = None if found.open_high else share_lost(study, series, found)
-    return "none" if lost is None else f"none ({100 * lost[1]:.0f} % lost)"
+    return "none" if lost is None else f"{lr_text(lost[0])}: {100 * lost[1]:.0f} % lost"
 
 
 def _window_cell(found: Window) -> Cell:
@@ -357,7 +342,7 @@ def _explain_absence(study: Study, series: str) -> str:
 
 
 def recommendation(study: Study, series: str, found: Window | None) -> str:
-    """Return a sentence: the rate to take, the largest good one, the first that fails, and the seeds.
+    """Return a sentence: the rate to take, the largest good one, the first that fails; seeds, if some lack a result.
 
     Args:
         study: the study.
@@ -366,22 +351,20 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     """
     if found is None:
         return _explain_absence(study, series)
-    seeds = plural(int(outcomes(study, series).loc[found.best_lr].notna().sum()), "seed")
+    of, number = study.runs["seed"].nunique(), int(outcomes(study, series).loc[found.best_lr].notna().sum())
+    seeds = "" if number == of else f"{number} of {plural(of, 'seed')}"
     if _learned_nothing(study, series, found):
         start = unlearned(study, series)
-        return f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f}); {seeds}"
-    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _common_upper(study, series, found)]
+        parts = [f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f})", seeds]
+        return "; ".join(filter(None, parts))
+    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found)]
     failure = first_failure(study, series, found)
     lost = None if failure or found.open_high else share_lost(study, series, found)
-    at_end = (
-        ""
-        if lost is None
-        else f"no run fails up to {lr_text(lost[0])}, where {100 * lost[1]:.0f} % of the learning is lost"
-    )
+    at_end = "" if lost is None else f"at {lr_text(lost[0])} {100 * lost[1]:.0f} % of the learning is lost"
     worse = worse_failures(study, series, found)
     first = replace(failure, beyond="") if failure and worse else failure
     parts += [first.clause if first else at_end, *(each.clause for each in worse)]
-    return "; ".join([*filter(None, parts), seeds])
+    return "; ".join(filter(None, [*parts, seeds]))
 
 
 def _end_of_grid(found: Window) -> str:
@@ -395,25 +378,10 @@ def _end_of_grid(found: Window) -> str:
 
 
 def _upper(found: Window) -> str:
-    """Return the largest rate that costs less than 5 % of the best NLL; "" if that is the best rate itself."""
+    """Return the upper edge of the own window; "" if that is the best rate itself."""
     if found.high.lr == found.best_lr:
         return ""
-    if found.high.kind == "interpolated":
-        return f"up to {power(found.high.lr)} {'keeps half of the learning' if found.is_capped else 'costs < 5 %'}"
-    if found.high.kind == "diverged":
-        return f"up to {lr_text(found.high.lr)} costs < 5 %"
-    why = "the largest swept" if found.high.kind == "open" else "the last with a result"
-    return f"up to {lr_text(found.high.lr)}, {why}, costs < 5 %"
-
-
-def _common_upper(study: Study, series: str, found: Window) -> str:
-    """Return the largest rate within 5 % of the reference's best NLL; "" if it is the own window's."""
-    beside = common_windows(study).get(series)
-    if beside is None or beside.median is None:
-        return ""
-    half = f"half of {study.reference}'s learning" if _keeps_half(study, [series], is_common=True) else ""
-    if beside.median.is_empty:
-        return f"never reaches {half}" if half else f"never within 5 % of {study.reference}'s best"
-    own, common = power(found.high.lr), power(beside.median.high.lr)
-    place = f"reaches {half}" if half else f"within 5 % of {study.reference}'s best"
-    return "" if own == common else f"{place} up to {common}"
+    what = "keeps half of the learning" if found.keeps_half else "costs < 5 %"
+    whys = {"open": ", the largest swept,", "unmeasured": ", the last with a result,"}
+    rate = power(found.high.lr) if found.high.kind == "interpolated" else lr_text(found.high.lr)
+    return f"up to {rate}{whys.get(found.high.kind, '')} {what}"

@@ -61,9 +61,8 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     )
     caption = (
         f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
-        f"median over seeds. {MEDIAN_RULE}. Window: decades of learning rate around the best one within 5 % "
-        "of its NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged); common: "
-        f"within 5 % of {study.reference}'s best NLL. "
+        f"median over seeds. {MEDIAN_RULE}. Window: decades of the own window, of the median over "
+        "seeds (≥: open at an end; a range: the neighbouring rate diverged); common: of the common window. "
         "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "
         "at the best rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
         f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, guarded_note, list_failures, width_text
+from analysis.drawing.tables import chunks, guarded_note, limits, list_failures, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
 from analysis.numbers.at_best_rate import Sensitivity, sensitivity
@@ -127,15 +127,15 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     """
     found, common, words = windows(study, column=column), common_windows(study, column), wording.words(study)
     rows = tuple(_window_row(study, found[name], common.get(name), column) for name in study.series)
-    capped = any(each.median is not None and each.median.is_capped for each in found.values())
+    own, of_reference = limits(study, study.series, "the mechanism's", column)
     start = words.baseline if words.in_nats else f"{words.baseline} and untrained models"
-    half = f" No window reaches rates that lost half of what was learned beyond {start}." if capped else ""
+    half = f" Learning is measured from {start}." if "half" in own else ""
     reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
     reach = reach if column == VALIDATION else ""
-    beside = f" Common: rates within 5 % of {study.reference}'s best NLL." if common else ""
+    beside = f" Common: rates {of_reference}." if common else ""
     ends = f" {EXPLAINED}." if column == VALIDATION else ""
     caption = (
-        "Own: the learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median "
+        f"Own: the learning rates {own}, around the best one, on the median "
         f"over seeds (a divergence counting as infinite).{beside} Below the decades: the edges, interpolated in log10 "
         "LR; the two rates between which each lies; the range over single seeds. ≥: the window reaches the end of the "
         "sweep, or a rate without a result, and is a lower bound. A range a–b: the neighbouring rate diverged and the "

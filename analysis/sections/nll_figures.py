@@ -15,7 +15,7 @@ from matplotlib.transforms import Affine2DBase, AffineDeltaTransform, ScaledTran
 from analysis.drawing.marks import dots, entry, mark, mark_entry, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.drawing.tables import width_text
+from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Table
 from analysis.numbers.ablations import tells_all
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
@@ -30,18 +30,17 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.reference import compares_losses
 from analysis.study.unlearned import unlearned
-from analysis.words import wrap
+from stability.runs.words import LEARNED_NOTHING
 
 WINDOW_CAPTION = (
-    "{widths} of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
-    "NLL); thin, the common one (within 5 % of the reference's best). Number: both; points: single seeds, own; "
-    "whisker: widths that the grid's rates allow without interpolation; arrow: open, a lower bound."
+    "{widths} of the stable windows of the median line: thick, the own window; thin, the common one. Number: "
+    "both; points: single seeds, own; whisker: widths that the grid's rates allow without interpolation; arrow: open, "
+    "a lower bound."
 )
 WIDTH_CAPTION = (
     " Right: width against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound; "
     "vertical line: the limit of the common windows."
 )
-LEARNED_NOTHING = "learned nothing"
 
 
 def window_figure(study: Study) -> Figure | None:
@@ -178,19 +177,22 @@ def nll_caption(study: Study, figure: Figure) -> str:
         figure: its figure.
     """
     found = [each.median for each in windows(study).values() if each.median is not None]
+    own, of_reference = limits(study, study.series, "its")
     has_diverged = bool((study.runs["status"] == "diverged").any())
     marks = [
         "Points: seeds; line: their median" + (", broken where half of them or more diverged" if has_diverged else ""),
         "×: number of diverged runs of all runs there" if has_diverged else "",
     ]
     bars = [
-        "thick, within 5 % of its own best NLL",
-        f"thin, of {study.reference}’s best" if common_windows(study) else "",
-        "pale, half of the learning is lost" if any(each.is_capped for each in found) else "",
+        f"thick, own window, {own}",
+        f"thin, common window, {of_reference}" if common_windows(study) else "",
+        "pale, rates within 5 % of its best NLL that lost half of the learning, not counted"
+        if any(each.is_capped for each in found)
+        else "",
         "whisker, the swept rates beside an edge",
         "arrow, open: a lower bound" if any(each.open_low or each.open_high for each in found) else "",
     ]
-    below = f" Below, the rates of each mechanism: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
+    below = f" Below: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
     units = " Each loss has a unit of its own." if compares_losses(study) else ""
     return (
         f"Validation NLL at the end of training against learning rate. {'; '.join(filter(None, marks))}.{units}{below}"
@@ -347,8 +349,7 @@ def _window_bars(
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_ylabel("stable\nwindow", fontsize=8)
-    told = "thick: within 5 %\nof its own best"
-    told += f"\nthin: within 5 %\nof {wrap(study.reference, 12)}’s best" if common else ""
+    told = "thick: own window" + ("\nthin: common window" if common else "")
     ax.annotate(told, (1.008, 0.5), xycoords="axes fraction", fontsize=7, color=MUTED, linespacing=0.95, va="center")
 
 

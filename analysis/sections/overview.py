@@ -24,7 +24,7 @@ from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
-from stability.runs.words import EXPLODED
+from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -206,7 +206,7 @@ def troubles_body(study: Study, drawn: Drawn) -> Pieces:
     return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
-COUNTED = ("diverged", EXPLODED, "plateaued")  # the tables of NLLs count these runs, rate by rate
+COUNTED = ("diverged", EXPLODED, LEARNED_NOTHING)  # the tables of NLLs count these runs, rate by rate
 
 
 def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:
@@ -229,7 +229,7 @@ TROUBLES = Section(
 
 EXPLAINED = {
     OWN: "own window: its width in decades of learning rate",
-    COMMON: "common window: width of the rates within 5 % of the reference's best NLL",
+    COMMON: "common window: the same, by the reference's limit",
     BEYOND: "NLL beyond: mean NLL over the rates above the reference's window, a diverged run counting as untrained",
     STABLE: "% stable: share of terminal steps below α_max at the highest common rates, run's own state",
     RATIO: "α_max / α: at each one's best rate",

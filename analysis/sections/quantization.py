@@ -152,7 +152,7 @@ def figures(study: Study) -> Figures:
         for series in study.series
         for status, number in count_lost(study, series).items()
     ]
-    told = f"Runs without a point: {join_words(lost)}." if lost else "No run diverged or plateaued."
+    told = f"Runs without a point: {join_words(lost)}." if lost else "No run diverged, exploded or learned nothing."
     return {NAME: Captioned(_draw(study, rows), CAPTION.format(before=before, lost=told))}
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from analysis.claims import layers, signals
-from analysis.claims.claim import Claim, verdict_words
+from analysis.claims.claim import Claim, sentence, verdict_words
 from analysis.claims.judging import judge
+from analysis.drawing.tables import limits
 from analysis.numbers.at_best_rate import numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.early_measurements import has_early
@@ -17,6 +18,7 @@ from analysis.words import join_words, plural, power
 
 NAMED = 4  # claims in a sentence
 UNDECIDED = "Undecided"  # begins the sentence that counts the open comparisons
+DECIDED = {"holds": "supported", "contradicted": "not supported"}
 
 
 def sentences(study: Study, most: int = NAMED) -> list[str]:
@@ -40,13 +42,13 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
 
 
 def _say_ranking(study: Study) -> str:
-    """Return the variants of an ablation with the largest rates within 5 % of the reference's best NLL; "" for few."""
+    """Return the variants of an ablation with the largest upper edges of the common window; "" for few."""
     ranked, found = rank_variants(study), common_windows(study)
     if len(ranked) <= NAMED:
         return ""
     edges = [(name, each) for name in ranked if (each := found[name].median) is not None and not each.is_empty]
     named = [f"{shorten_variant(study, name)} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
-    return f"Within 5 % of {study.reference}’s best NLL up to {', '.join(named)}."
+    return f"{sentence(limits(study, study.series, '')[1])} up to {', '.join(named)}."
 
 
 def _say_supported(claims: list[Claim], most: int) -> str:
@@ -114,12 +116,16 @@ def _say_undecided(claims: list[Claim]) -> str:
     waiting = [claim for claim in claims if claim.verdict in ("undecided", "unresolved", "no claim")]
     if not waiting:
         return ""
+    apart = [claim for claim in claims if claim.paper and claim.n > 2 and not claim.finding]  # in no other sentence
+    counts = {words: _number([claim for claim in apart if claim.verdict == each]) for each, words in DECIDED.items()}
+    of_papers = join_words(f"{number} {words}" for words, number in counts.items() if number)
+    last = f" Claims of papers: {of_papers}." if of_papers else ""
     coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
     text = f"{UNDECIDED}: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
     if coarse:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
-        runs = f", about {max(known)} more runs" if known else ""
-        text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
+        runs = f": about {max(known)} more runs" if known else " searches between"
+        text += f"; for {_number(coarse)} of them rates lie too far apart (lr=edge{runs})"
     # exact widths have differences by seed; without them no number of seeds decides
     bounded = [
         each for each in waiting if each.verdict == "undecided" and _is_of_windows(each) and not each.differences
@@ -129,8 +135,8 @@ def _say_undecided(claims: list[Claim]) -> str:
     indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
     text += f"; {indicated} {'is' if indicated == 1 else 'are'} indicated by two seeds alone" if indicated else ""
     if len(coarse) + len(bounded) == len(waiting):
-        return f"{text}."
-    return f"{text}; {'the others' if coarse or bounded else 'they'} need more seeds."
+        return f"{text}.{last}"
+    return f"{text}; {'the others' if coarse or bounded else 'they'} need more seeds.{last}"
 
 
 def _is_of_windows(claim: Claim) -> bool:

@@ -87,7 +87,8 @@ def answer_text(study: Study, most: int, width: int) -> str:
         most: largest number of lines.
         width: characters in a line.
     """
-    lines, groups = [*best_table(study).text(details=False).splitlines(), ""], groups_of(study)
+    title, _, *rest = best_table(study).text(details=False, wrap=width).splitlines()
+    lines, groups = [title, *rest, ""], groups_of(study)
     predictions = [describe_prediction(group, double(group)) for group in groups]
     start = len(lines)
     for sentence in [*predictions, *map(describe_law, groups)]:

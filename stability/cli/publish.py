@@ -108,14 +108,12 @@ def _published(study: StudyFolder, pdf: Path | None, phases: Sequence[str], tabl
 
 
 def _lines_on_the_rest(study: StudyFolder, reports_dir: str | None) -> Iterator[str]:
-    """Yield the commands for a paper's figures and for all tables."""
-    command = _report_command(study)
+    """Yield the command for all tables, and the figure for a paper."""
+    elsewhere = f" reports_dir={reports_dir}" if reports_dir and Path(reports_dir) != Path("reports") else ""
+    yield f"every table: {_report_command(study)}{elsewhere} tables=all"
     if reports_dir is not None:
-        if Path(reports_dir) != Path("reports"):
-            command += f" reports_dir={reports_dir}"
         figure = Path(reports_dir) / study.path.name / "figures" / "nll.pdf"
-        yield f"figure for a paper: {figure}, by: {command} format=files"
-    yield f"every table: {command} tables=all"
+        yield f"figure for a paper, with format=files: {figure}"
 
 
 def collect_and_load(study: StudyFolder) -> Study:

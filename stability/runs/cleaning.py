@@ -12,6 +12,7 @@ from stability.runs.directory import RunDirectory, read_json
 from stability.runs.leftovers import find_abandoned, find_leftovers, name_temporary, remove
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
+from stability.runs.words import shown_status
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
 
@@ -37,7 +38,7 @@ class StoredRun:
     @classmethod
     def of(cls, directory: RunDirectory) -> StoredRun:
         try:
-            state = directory.status()["state"]
+            state = shown_status(directory.status())
         except (ValueError, KeyError):
             state = "damaged"
         owner = RunLock(directory.path).owner()

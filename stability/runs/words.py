@@ -6,9 +6,11 @@ A sweep writes them into ``study.json``. This module imports nothing, so that pu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-EXPLODED = "exploded"
+EXPLODED, LEARNED_NOTHING = "exploded", "learned nothing"
 
 
 def is_exploded(nll: float, untrained_nll: float) -> bool:
@@ -22,16 +24,23 @@ def is_exploded(nll: float, untrained_nll: float) -> bool:
 
 
 def shown_state(state: str, nll: float | None, untrained_nll: float | None) -> str:
-    """Return a run's state for readers: `EXPLODED` for a plateaued run above its untrained model, else as recorded.
+    """Return a run's state for readers: a plateaued one learned nothing, or exploded above its untrained model.
 
     Args:
         state: recorded state.
         nll: final NLL, in nats; None if not recorded.
         untrained_nll: NLL at initialisation; None if not recorded.
     """
-    if state != "plateaued" or nll is None or untrained_nll is None:
+    if state != "plateaued":
         return state
-    return EXPLODED if is_exploded(nll, untrained_nll) else state
+    is_known = nll is not None and untrained_nll is not None
+    return EXPLODED if is_known and is_exploded(nll, untrained_nll) else LEARNED_NOTHING
+
+
+def shown_status(status: Mapping[str, Any]) -> str:
+    """Return the state of a run's ``status.json`` for readers (`shown_state`)."""
+    result = status.get("result", {})
+    return shown_state(status["state"], result.get("val_nll"), result.get("init_nll"))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from stability.config.entries import DescribeSpec, ReportSpec, StatusSpec, Trans
 from stability.config.parse import SPECS
 from stability.config.wandb import DashboardSpec
 from stability.runs.directory import RunDirectory, mtime_ns, read_json
-from stability.runs.words import shown_state
+from stability.runs.words import shown_status
 from stability.web import figures, jobs
 from stability.web.form import COMMANDS, OPEN, PRESET, SWEEP, Form, command_of, join_names, words_of_text
 from stability.web.guard import Guard
@@ -255,9 +255,8 @@ class Pages:
         base, base_id = (rows[0].trial.spec, rows[0].trial.run_id) if rows else (spec, "")
         label = next((row.trial.label for row in rows if row.trial.run_id == directory.run_id), directory.run_id)
         status = directory.status()
-        nlls = (status.get("result", {}).get(name) for name in ("val_nll", "init_nll"))
         about: dict[str, Any] = {"run": directory, "status": status, "label": label, "studies": names}
-        about["state"] = shown_state(status["state"], *nlls)
+        about["state"] = shown_status(status)
         about |= {"spec": json.dumps(spec, indent=1), "differing": differences(spec, base), "base": base_id}
         others = [row for row in rows if row.trial.run_id != directory.run_id]
         about |= {"others": others, "beside": _ids(request), "files": _list_files(directory.path)}

@@ -17,14 +17,14 @@ from rich.text import Text
 
 from stability.printable import visible
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
-from stability.runs.words import EXPLODED, ShareWords
+from stability.runs.words import EXPLODED, LEARNED_NOTHING, ShareWords, is_exploded
 from sweeps.progress import STALLED, Progress, Row
 
 STYLES = {
     "running": "cyan",
     "stable": "green",
     "spiked": "yellow",
-    "plateaued": "yellow",
+    LEARNED_NOTHING: "yellow",
     EXPLODED: "magenta",
     "diverged": "magenta",
     "failed": "red",
@@ -48,12 +48,8 @@ def counts_line(progress: Progress) -> str:
     Example: ``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``. Stalled, interrupted and
     stopped runs appear only if there are any.
     """
-    counts, verdicts = (
-        progress.counts(),
-        verdicts_text(
-            Counter({state: count for state, count in progress.verdicts().items() if state in (*FINISHED, EXPLODED)})
-        ),
-    )
+    counts = progress.counts()
+    verdicts = verdicts_text(Counter(row.shown for row in progress.rows if row.state in FINISHED))
     standing = [row.stood_s for row in progress.rows if row.stood_s is not None]
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
     numbers += [
@@ -173,7 +169,9 @@ def grid_table(progress: Progress, width: int, height: int) -> Table | None:
 
 def _grid_cell(ended: tuple[float, int] | None, rows: Sequence[Row]) -> str:
     if ended is not None:
-        return f"{ended[0]:.3f}" if math.isfinite(ended[0]) else "diverged"
+        untrained = max((row.init_nll for row in rows if row.init_nll is not None), default=math.nan)
+        level = EXPLODED if is_exploded(ended[0], untrained) else f"{ended[0]:.3f}"
+        return level if math.isfinite(ended[0]) else "diverged"
     if not rows:
         return ""
     done = sum(row.step / row.num_steps for row in rows) / len(rows)
@@ -197,7 +195,8 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
             no_wrap=True,
         )
     for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=STYLES[row.shown])
+        style = STYLES[row.state if row.running else row.shown]
+        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=style)
     return table
 
 

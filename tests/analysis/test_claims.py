@@ -38,7 +38,7 @@ def windows_of(*nlls_by_seed, lrs=LRS):
 def test_wider_is_indicated_by_two_seeds_that_agree(tmp_path):
     claim = judged(tmp_path, lrs=FINE, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001))["window"]
     assert claim.verdict == "holds" and claim.text.startswith(
-        "Indicated (n = 2): sc's stable window is 0.99 decades wider than sa's (range: +0.99 to +1.00 decades)."
+        "Indicated (n = 2): sc's own window is 0.99 decades wider than sa's (range: +0.99 to +1.00 decades)."
     )
     assert claim.effect == "sc 1.99, sa 1.00 decades" and claim.paper.startswith("Stabilizing Transformer")
 
@@ -62,7 +62,7 @@ def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
     curves = vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001)
     claim = judged(tmp_path, lrs=FINE, nll=curves, seeds=3)["window"]
     assert claim.verdict == "holds" and claim.text.startswith(
-        "Supported (n = 3): sc's stable window is 0.99 decades wider than sa's (95 %: +0.9"
+        "Supported (n = 3): sc's own window is 0.99 decades wider than sa's (95 %: +0.9"
     )
     assert claim.text.endswith("Within 5 % of sa's best validation NLL: sc 1.98, sa 1.00 decades, wider.")
 
@@ -70,7 +70,7 @@ def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
 def test_narrower_contradicts_the_paper(tmp_path):
     claim = judged(tmp_path, lrs=FINE, nll=vee({"sc": NARROW, "sa": WIDE, "mix": MIDDLE}))["window"]
     assert claim.verdict == "contradicted"
-    assert claim.text.startswith("Indicated against (n = 2): sc's stable window is 1.00 decades narrower than sa's")
+    assert claim.text.startswith("Indicated against (n = 2): sc's own window is 1.00 decades narrower than sa's")
 
 
 def test_two_seeds_that_disagree_decide_nothing(tmp_path):
@@ -93,7 +93,7 @@ def test_one_seed_makes_no_claim(tmp_path):
     claims = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}), seeds=1, alpha=lambda *_: [1.0])
     subjects = ("window", "mix window", "mix best NLL", "stable steps paper", "median α_max checkpoint")
     assert [claims[subject].verdict for subject in subjects] == ["no claim"] * 5
-    assert claims["window"].text.startswith("No claim: one seed. Measured: sc's stable window is 1.00 decades wider")
+    assert claims["window"].text.startswith("No claim: one seed. Measured: sc's own window is 1.00 decades wider")
     assert claims["mix best NLL"].text.startswith("No claim: one seed. Measured: mix's best validation NLL lies 0.00 %")
     assert claims["stable steps paper"].text.startswith("No claim: one seed. Measured: ")
 
@@ -110,10 +110,10 @@ def test_no_common_seed_makes_no_claim(tmp_path):
         (
             {"sc": WIDE, "sa": NARROW, "mix": MIDDLE},
             "unresolved",
-            "mix's stable window is 0.33 decades wider than sa's",
+            "mix's own window is 0.33 decades wider than sa's",
         ),
-        ({"sc": MIDDLE, "sa": NARROW, "mix": WIDE}, "holds", "mix's stable window is 1.00 decades wider than sa's"),
-        ({"sc": WIDE, "sa": NARROW, "mix": 0.5}, "contradicted", "mix's stable window is 0.60 decades narrower than"),
+        ({"sc": MIDDLE, "sa": NARROW, "mix": WIDE}, "holds", "mix's own window is 1.00 decades wider than sa's"),
+        ({"sc": WIDE, "sa": NARROW, "mix": 0.5}, "contradicted", "mix's own window is 0.60 decades narrower than"),
         ({"sc": WIDE, "sa": NARROW, "mix": NARROW}, "undecided", "Undecided: needs more than 100 seeds in all."),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_open_window_that_is_wider_already_is_wider_and_said_to_be_a_lower_bo
         nll=lambda m, lr, _: 2.0 if m == "sc" and lr > 5e-4 else vee({"sa": NARROW, "sc": NARROW})(m, lr, 0),
         mechanisms=("sa", "sc"),
     )["window"]
-    assert claim.verdict == "holds" and "sc's stable window is at least 2." in claim.text and "sc ≥ 3." in claim.effect
+    assert claim.verdict == "holds" and "sc's own window is at least 2." in claim.text and "sc ≥ 3." in claim.effect
     assert "Open windows are lower bounds (sc's at the high end)." in claim.text
 
 

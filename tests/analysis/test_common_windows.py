@@ -95,7 +95,7 @@ def test_a_grid_of_one_rate_a_decade_resolves_no_difference_of_half_a_decade(tmp
     assert claim.text.startswith("Not resolved by this grid: lr=edge needs about 36 more runs. Measured (n = 3):")
     assert "allow −2.00 to +2.00 decades" in claim.text
     fine = against_reference(judge(study_of(tmp_path / "b", curves)))["echo"][OWN]
-    assert fine.verdict == "holds" and fine.text.startswith("Supported (n = 3): echo's stable window is 0.60 decades")
+    assert fine.verdict == "holds" and fine.text.startswith("Supported (n = 3): echo's own window is 0.60 decades")
 
 
 def test_bisections_are_those_of_a_search_over_all_ways_to_halve():

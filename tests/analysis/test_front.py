@@ -12,18 +12,19 @@ import pytest
 
 from analysis import assembly
 from analysis.claims import signals
-from analysis.claims.claim import Claim
+from analysis.claims.claim import CONSENSUS, Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEYOND
 from analysis.drawing.pieces import Boxed, Heading, Picture
 from analysis.drawing.typeset import Table
+from analysis.export import export_together
 from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together
 from analysis.sections.front import describe_runs
 from analysis.sections.headline import MOST_LINES, answer, answer_table, title
 from analysis.sections.overview import provenance_line
-from analysis.sections.sentences import _say_signals, sentences
+from analysis.sections.sentences import _say_signals, _say_undecided, sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
@@ -116,7 +117,7 @@ def test_runs_that_fail_in_several_ways_name_them(tmp_path):
     statuses = {("sa", 1e-1, 0): ("diverged", "planted"), ("sa", 1e-1, 1): ("plateaued", "planted")}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
     failure = first_failure(found, "sa", windows(found)["sa"].median)
-    assert failure.clause == "at 1e-1 2 of 3 runs diverge or learn nothing"
+    assert failure.clause == "at 1e-1 2 of 3 diverge or learn nothing"
     mixed = study_of(tmp_path / "on", {"sa": (2.2, 2.0, math.inf, 3.3)})
     assert (
         first_failure(mixed, "sa", windows(mixed)["sa"].median).clause
@@ -148,6 +149,20 @@ def test_two_seeds_name_what_they_indicate_and_how_much(tmp_path):
     first, second = sentences(study_of(tmp_path, nlls, seeds=2))[:2]
     assert first.startswith("With two seeds no difference") and "indicated (n = 2)" in first
     assert re.search(r"; \d+ are indicated by two seeds alone", second)
+
+
+def test_the_decided_claims_of_papers_are_counted_beside_the_open_comparisons():
+    """Those with an effect in numbers have a sentence of their own; of two seeds nothing is decided."""
+    claims = [
+        Claim("a", "undecided", statement="a", n=3),
+        *(Claim(name, "contradicted", statement=name, n=12, paper=CONSENSUS) for name in "bc"),
+        Claim("d", "holds", statement="d", n=3, paper=CONSENSUS),
+        Claim("e", "holds", statement="e", n=3, paper=CONSENSUS, finding="e's window is wider"),
+    ]
+    assert _say_undecided(claims) == (
+        "Undecided: 1 of 5 comparisons (appendix); they need more seeds. Claims of papers: 1 supported and 2 not supported."
+    )
+    assert _say_undecided(claims[:1]).endswith("they need more seeds.")
 
 
 def test_the_sentence_on_alpha_max_has_the_smallest_and_the_largest_ratio(tmp_path):
@@ -255,7 +270,7 @@ def test_a_short_report_lists_failed_runs_and_counts_those_that_learned_nothing(
     *_, last = assembly.pieces(found, pages="short")
     (table,) = [each for each in last if isinstance(each, Table)]
     assert [row[4].text for row in table.rows] == ["failed"]
-    assert "1 plateaued: the table of NLLs counts them." in [getattr(each, "text", "") for each in last]
+    assert "1 learned nothing: the table of NLLs counts them." in [getattr(each, "text", "") for each in last]
 
 
 def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
@@ -268,6 +283,11 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
     assert [row[0].detail for row in table.rows] == ["quick", "", "", "", "synthetic", ""]
     first = pypdf.PdfReader(build_together([load(quick), other], "both", tmp_path, "short")).pages[0].extract_text()
     assert "The studies side by side" in first.replace("\n", " ")
+    written = {path.relative_to(tmp_path).as_posix() for path in export_together([load(quick), other], tmp_path)}
+    assert written == {
+        *(f"figures/together-studies.{suffix}" for suffix in ("pdf", "svg", "png")),
+        *(f"tables/together-the-studies-side-by-side.{suffix}" for suffix in ("csv", "md", "tex", "parquet")),
+    }
     assert assembly.comparison([other]) == ()
 
 

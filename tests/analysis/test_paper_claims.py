@@ -46,7 +46,7 @@ def test_sc_is_compared_with_sw_too_and_every_claim_carries_its_numbers(tmp_path
         3,
     )
     assert claim.text.startswith(
-        "Supported (n = 3): sc's stable window is 1.18 decades wider than sw's (95 %: +1.14 to +1.22 decades)."
+        "Supported (n = 3): sc's own window is 1.18 decades wider than sw's (95 %: +1.14 to +1.22 decades)."
     )
     # 0.2 nats over the slopes: 2.00 and 0.80 decades at the first seed
     assert claim.effect == "sc 1.98, sw 0.80 decades"
@@ -114,7 +114,7 @@ def test_the_windows_and_best_nlls_of_generated_samples_are_claims_of_their_own(
     # widths on the generative NLL: 0.15 nats, 5 % of 3.0, over the slope
     claims = judged(scored(study, SLOPES | {"sc": 0.8}))
     assert claims["window"].verdict == "holds" and claims["window generative"].verdict == "contradicted"
-    assert "sc's stable window on the generative NLL is 1.1" in claims["window generative"].text
+    assert "sc's own window on the generative NLL is 1.1" in claims["window generative"].text
     assert (
         claims["mix best NLL generative"].verdict == "holds"
         and "best generative NLL" in claims["mix best NLL generative"].text
@@ -398,7 +398,7 @@ def test_runs_of_one_curve_are_no_independent_draws(tmp_path):
 
 def test_runs_that_diverged_left_no_median_and_are_said(tmp_path):
     study = study_of(tmp_path, nll=diverging(("sa", 1.0, 0), ("sa", 1.0, 1)), alpha=lambda m, lr, *_: [0.5 * lr] * 3)
-    assert "or plateaued; 2 runs diverged and left none)" in judged(study)["suboptimal runs paper"].text
+    assert "or learned nothing; 2 runs diverged and left none)" in judged(study)["suboptimal runs paper"].text
     flat = study_of(tmp_path / "flat", nll=lambda *_: 2.0, alpha=lambda *_: [1.0])
     assert judged(flat)["suboptimal runs paper"].verdict == "not judged"
 
@@ -421,7 +421,7 @@ def test_the_table_of_claims_has_a_row_a_statement(tmp_path):
     interval, _, common = row[2].detail.partition("; ")
     assert interval.startswith("95 %: ") and interval.endswith(" decades")
     assert common == "common: sc 1.98, sa 1.00 decades, not resolved by this grid"
-    assert "Common: the widths within 5 % of the reference's best NLL." in table.caption
+    assert "Common: the widths of the common windows." in table.caption
     assert "mlm on docstrings with adamw" in table.caption and "Holm's correction over the" in table.caption
     assert claims_table(load(write_study(tmp_path / "x", mechanisms=("fox",), lrs=(1e-3,)))) is None, "of no paper"
 

@@ -54,7 +54,7 @@ def test_importing_the_report_imports_no_torch_and_of_stability_columns_words_an
 def test_the_report_says_what_was_run(quickstart_text):
     for words in (
         "python -m stability.sweep", "0123456789abcdef0123456789abcdef01234567, with uncommitted changes", "AMD EPYC 7B13, 2 cores, 16 GB memory, no GPU",
-        "torch 2.13.0+cpu", "The standard library's docstrings", f"fingerprint {FINGERPRINT[:12]}", "5 min 39 s, the sum of the runs’ own clocks", "42 stable, 4 diverged, 2 plateaued",
+        "torch 2.13.0+cpu", "The standard library's docstrings", f"fingerprint {FINGERPRINT[:12]}", "5 min 39 s, the sum of the runs’ own clocks", "42 stable, 4 diverged, 2 learned nothing",
     ):  # fmt: skip
         assert words in quickstart_text
 
@@ -213,7 +213,7 @@ def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
         "paper's warm-up state",
         "run's own state",
         "each cell over 2 runs, 50 steps",
-        "Indicated (n = 2): sc's stable window is at least 0.40",
+        "Indicated (n = 2): sc's own window is at least 0.40",
     ):
         assert words in printed
 

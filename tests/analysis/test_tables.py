@@ -50,7 +50,7 @@ def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
     ).rows
     assert low_lr.text == "1e-3" and sa_low.detail == "n=1\nfailed 1/2"
     assert (sc_low.text, sc_low.detail) == ("queued 1/2", "running 1/2")
-    assert sa_high == Cell("diverged 2/2") and sc_high.detail == "2.000–2.000, n=2\nplateaued 1/2"
+    assert sa_high == Cell("diverged 2/2") and sc_high.detail == "2.000–2.000, n=2\nlearned nothing 1/2"
 
 
 def test_a_finished_run_without_a_finite_nll_is_called_so(tmp_path):

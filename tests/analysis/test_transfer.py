@@ -444,7 +444,7 @@ def test_the_first_page_and_the_end_of_a_sweep_answer_for_a_larger_size(tmp_path
     study = write_sizes(tmp_path, *WIDE)
     text = ending(study)
     assert text.startswith("The best learning rate by size") and "sa mup at width 1,024: take 1.0e-2" in text
-    assert len(text.splitlines()) <= 25 and max(map(len, text.splitlines())) <= 110
+    assert len(text.splitlines()) <= 20 and max(map(len, text.splitlines())) <= 80
     for most in range(17, 60):
         cut = transfer.answer_text(study, most, 100)
         is_whole = transfer.describe_law(transfer.groups_of(study)[-1]).split()[-1] in cut.splitlines()[-1]

@@ -129,6 +129,10 @@ def test_a_sweep_under_the_name_of_another_asks_and_leaves_everything_as_it_was(
     assert sweep.main([*words, "steps=4", "replace=true"]) == 0
     record = StudyFolder.of(lab.pool, "a").read()
     assert len(record["run_ids"]) == 1 and [each["reported"] for each in record["earlier"]] == [False]
+    nothing = "replace=true: nothing is replaced, no run of a has other settings"
+    assert nothing not in "".join(capsys.readouterr())
+    assert sweep.main([*words, "steps=4", "replace=true"]) == 0
+    assert nothing in "".join(capsys.readouterr()).splitlines()
     assert sweep.main([*words, "steps=4"]) == 0, "the question is answered"
 
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from stability.runs.cleaning import StoredRun
 from stability.runs.directory import TAIL_BYTES
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
 from sweeps.progress import Progress, read_tail
 from sweeps.trial import list_varied_axes, variants
-from sweeps.view.board import Lines, counts_line, left_text, run_table
+from sweeps.view.board import Lines, counts_line, grid_table, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
 
@@ -349,7 +350,7 @@ def test_a_median_step_is_not_moved_by_a_pause_or_a_clock_that_begins_anew(tmp_p
     assert standing.standing_s(trial.directory, [{**row, "wall_s": 10 * row["step"]} for row in timing]) is None
 
 
-def test_a_run_above_its_untrained_model_is_shown_as_exploded_and_recorded_as_plateaued(tmp_path):
+def test_a_run_above_its_untrained_model_is_shown_as_exploded_any_other_plateaued_one_as_learned_nothing(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
     progress = Progress(trials)
     for trial, nll in zip(trials, (167.0, 3.4, None), strict=True):
@@ -358,7 +359,7 @@ def test_a_run_above_its_untrained_model_is_shown_as_exploded_and_recorded_as_pl
         trial.directory.set_status("diverged" if nll is None else "plateaued", step=4, num_steps=4, result=result)
     progress.poll()
     assert counts_line(progress) == (
-        "3 runs: 3 done (1 plateaued, 1 exploded, 1 diverged), 0 running, 0 failed, 0 queued"
+        "3 runs: 3 done (1 learned nothing, 1 exploded, 1 diverged), 0 running, 0 failed, 0 queued"
     )
     said = []
     Lines(said.append).print_changes(progress)
@@ -366,9 +367,22 @@ def test_a_run_above_its_untrained_model_is_shown_as_exploded_and_recorded_as_pl
     assert ended.startswith("exploded sa lr=0.01 seed=0")
     console = Console(width=120, file=io.StringIO())
     console.print(run_table(progress, progress.rows))
-    assert [row.split()[-1] for row in console.file.getvalue().splitlines()[1:]] == [
-        "exploded",
-        "plateaued",
-        "diverged",
-    ]
+    shown = ["exploded", "learned nothing", "diverged"]
+    assert [row.strip().split("  ")[-1].strip() for row in console.file.getvalue().splitlines()[1:]] == shown
+    assert [StoredRun.of(trial.directory).state for trial in trials] == shown
     assert [trial.directory.status()["state"] for trial in trials] == ["plateaued", "plateaued", "diverged"]
+
+
+def test_the_grid_calls_a_median_above_the_untrained_model_exploded(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, lr_peak=lr) for index, lr in enumerate((1e-3, 1e-2, 1e-1))]
+    progress = Progress(trials)
+    for trial in trials:
+        started(trial)
+        nll = {1e-3: 2.5, 1e-2: 5.1, 1e-1: 1676059747.9}[trial.spec["lr_peak"]]
+        trial.directory.set_status(
+            "stable" if nll < 3 else "plateaued", step=4, num_steps=4, result={"val_nll": nll, "init_nll": 5.8}
+        )
+    progress.poll()
+    console = Console(width=120, file=io.StringIO())
+    console.print(grid_table(progress, 120, 20))
+    assert console.file.getvalue().splitlines()[1].split() == ["sa", "2.500", "5.100", "exploded"]
