@@ -14,7 +14,7 @@ from analysis.drawing.style import RC
 from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
 from analysis.report import build, summary
-from analysis.sections import ablation, curves, nll_figures
+from analysis.sections import ablation, curves, headline, nll_figures
 from analysis.sections.headline import answer_table, best_series, title
 from analysis.sections.sentences import sentences
 from analysis.study.load import load
@@ -398,12 +398,12 @@ def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_lea
     ranked = rank_variants(study)
     assert ranked[:2] == ["sc window=4", "sc rank=1"] and set(ranked) == set(study.series)
     assert best_series(study) == list(study.series), "few are all shown in the study's order"
-    monkeypatch.setattr(answer, "MOST_ROWS", 2)
-    monkeypatch.setattr(answer, "RANKED_ROWS", 3)
+    monkeypatch.setattr(headline, "MOST_ROWS", 2)
+    monkeypatch.setattr(headline, "RANKED_ROWS", 3)
     assert best_series(study) == ["sc window=4", "sc rank=1", "sc"], "of many the first, and the base"
     assert [row[0].text for row in answer_table(study).rows] == best_series(study)
     first = sentences(study)[0]
-    assert first.startswith("Within 5 % of sc’s best NLL up to window=4 1.5e-1, rank=1 1.8e-2, rank=8 2.9e-3, sc")
+    assert first.startswith("Within 5 % of sc's best NLL up to window=4 1.5e-1, rank=1 1.8e-2, rank=8 2.9e-3, sc")
     assert title(study).endswith("? sc to 1e-3–1e-2, with window=4 to 1e-1–1e0")
     assert rank_variants(load(write_ablation(tmp_path / "one"))) == [], "one rate has no window"
     plain = load(write_study(tmp_path / "plain", mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=2))

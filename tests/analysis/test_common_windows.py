@@ -143,7 +143,7 @@ def test_no_window_reaches_rates_that_lost_half_of_what_was_learned(tmp_path):
     found = windows(study)["sa"].median
     assert found.threshold_nll == pytest.approx(3.15) and found.width == pytest.approx(1.0)
     assert found.is_capped and math.log10(found.uncounted[1] / found.uncounted[0]) == pytest.approx(3.1)
-    assert "lost half of what was learned" in window_table(study).caption
+    assert "keeping half of the mechanism's learning" in window_table(study).caption
     # the reference's limit is the limit of all
     assert common_windows(study)["sc"].median.width == pytest.approx(2.0)
 

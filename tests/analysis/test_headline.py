@@ -182,12 +182,12 @@ def test_the_text_of_any_number_of_series_fits_and_has_the_best(tmp_path, num):
 
 
 def test_a_sentence_on_open_comparisons_that_does_not_fit_keeps_their_number(quickstart, monkeypatch):
-    monkeypatch.setattr(answer, "MOST_LINES", 60)
+    monkeypatch.setattr(headline, "MOST_LINES", 60)
     whole = headline.answer(quickstart).splitlines()
     place = next(place for place, line in enumerate(whole) if line.startswith("Undecided: "))
     short = f"{whole[place].partition(';')[0]}."
     assert short.endswith("comparisons (appendix).") and whole[place] != short
-    monkeypatch.setattr(answer, "MOST_LINES", place + 1)
+    monkeypatch.setattr(headline, "MOST_LINES", place + 1)
     assert headline.answer(quickstart).splitlines() == [*whole[:place], short]
 
 
