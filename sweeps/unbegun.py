@@ -67,13 +67,7 @@ class _Before:
 
     @classmethod
     def of(cls, study: StudyFolder, trials: Sequence[Trial], own: Path) -> _Before:
-        """Return the present state, before the launch writes anything.
-
-        Args:
-            study: the study.
-            trials: the trials to launch.
-            own: the launcher's own folder.
-        """
+        """Return the present state, before the launch writes anything."""
         fresh = tuple(trial for trial in trials if not trial.directory.path.exists())
         folders = (trial.directory.path for trial in trials if trial not in fresh)
         return cls(

@@ -144,13 +144,7 @@ def title(study: Study) -> str:
 
 
 def _keeps_half(study: Study, series: Sequence[str], *, is_common: bool) -> bool:
-    """Return whether half of the learning, not 5 %, limits a window of these series; common ones have the reference's.
-
-    Args:
-        study: the study.
-        series: names of the series.
-        is_common: whether the common windows are meant, not each one's own.
-    """
+    """Return whether half of the learning, not 5 %, limits a window of these series or their references."""
     own, pairs = windows(study), references(study)
     named = [own[pairs.get(name, name) if is_common else name].median for name in series]
     return any(each is not None and each.is_capped for each in named)
@@ -265,16 +259,7 @@ def _table(
     *,
     keeps_half: bool,
 ) -> Table:
-    """Return a table of rows as in `rows_of`, without columns that have no value.
-
-    Args:
-        title: its title.
-        groups: rows of one or several studies.
-        told: first sentences of the caption.
-        reference: name of the reference mechanism.
-        more: last sentences of the caption.
-        keeps_half: whether half of the learning limits a window.
-    """
+    """Return a table of rows as in `rows_of`, without columns that have no value."""
     common = f"within 5 % of {reference}"
     header = ("mechanism", "best LR", "NLL", OWN, common, FAILURE, RATIO, STEP)
     rows = [row for group in groups for row in group]
