@@ -127,14 +127,7 @@ class _Page:
                 self.parts.append(to_html(piece, self.numbers))
 
     def write(self, title: str, below: str, name: str, reports_dir: Path | str) -> Path:
-        """Write the page and return its path.
-
-        Args:
-            title: main heading.
-            below: line below the title; "" for none.
-            name: file name.
-            reports_dir: target folder.
-        """
+        """Write the page and return its path."""
         head = f"<h1>{text(title)}</h1>" + (f"<p>{text(below)}</p>" if below else "")
         rest = (
             f'<title>{text(title)}</title>\n<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'

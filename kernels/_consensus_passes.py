@@ -138,12 +138,7 @@ def compute_network_gradients(gradient: Tensor, ends: Ends, network: Network, pr
 
 
 def _chunks(ends: Ends, edge_bytes: int) -> Iterator[tuple[range, range, range]]:
-    """Yield the heads, sequences and steps of each chunk of edges.
-
-    Args:
-        ends: the edges' ends.
-        edge_bytes: of one edge.
-    """
+    """Yield the heads, sequences and steps of each chunk of edges."""
     heads, _, batch, num_own = ends.own.shape
     axes = ends.num_steps, batch, heads
     sizes = chunk_sizes(*axes, edge_bytes * (2 if ends.both else 1) * num_own)

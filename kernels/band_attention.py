@@ -117,14 +117,7 @@ class _Launch:
 
     @staticmethod
     def of(q: Tensor, present: Tensor | None, settings: dict[str, Any], num_parts: int = 1) -> _Launch:
-        """Return the launch for the operation's queries and settings.
-
-        Args:
-            q: queries (B, H, M, K).
-            present: mask (B, N), or None.
-            settings: the operation's.
-            num_parts: as in `tiling`.
-        """
+        """Return the launch for the operation's queries and settings."""
         batch, heads, num_queries, width = q.shape
         before, after, dilation = settings["before"], settings["after"], settings["dilation"]
         sizes = tiling(before + after + 1, width, q.dtype, num_parts)

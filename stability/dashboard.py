@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str | None]) -> Series:
     """Send the requested runs, and return the series of the study's runs."""
-    from stability.cli.progress import follow
+    from stability.cli.subjects import follow
     from stability.config.base import validate
     from stability.config.curvature import CurvatureSpec
     from stability.dashboards.series import Series, is_missing, send

@@ -114,13 +114,7 @@ def _deploy(
 
 
 def _next(out: Path, run: RunSpec, place: Path) -> str:
-    """Return the command that uses a deployed model, or how to read one that `stability.infer` does not answer for.
-
-    Args:
-        out: the deployed folder.
-        run: the run's spec.
-        place: the run's folder.
-    """
+    """Return the command that uses a deployed model, or how to read one that `stability.infer` does not answer for."""
     from stability.config.cross import num_context_of
     from stability.deployed.folder import TOKENS
     from stability.deployed.tokens import NUMBERS, Tokens

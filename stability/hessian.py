@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
-from stability.cli.progress import follow
 from stability.cli.publish import publish
-from stability.cli.subjects import Work, read_about, select_pending, take_steps
+from stability.cli.subjects import Work, follow, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
 from stability.plan.runs import RunPlan, has_lost_checkpoints
@@ -126,7 +125,7 @@ def _steps_of_a_phase(spec: HessianSpec) -> int:
 
 def _print_table(directory: RunDirectory) -> None:
     """Print median α_max and share of stable steps by phase and state."""
-    from analysis.study.step_terms import explain
+    from analysis.study.protocol import explain
     from stability.runs.results import read_steps, read_undefined
 
     tables, left_out = read_steps(directory)

@@ -80,13 +80,7 @@ def _check_files(spec: InferSpec) -> None:
 
 
 def _check_output(output: Path, source: Path, folder: Path) -> None:
-    """Refuse an output that is no file to replace, or whose replacement would lose the texts or the model.
-
-    Args:
-        output: file of the answers.
-        source: file of the texts, or `STDIN`.
-        folder: the deployed folder.
-    """
+    """Refuse an output that is no file to replace, or whose replacement would lose the texts or the model."""
     check_writable("output", str(output.parent))
     if output.is_symlink() or (output.exists() and not output.is_file()):  # e.g. /dev/stdout, which a rename replaces
         raise ValueError(f"output={output}: is no plain file; give a file's name, or leave it out for standard output")
@@ -169,12 +163,6 @@ def _answer_row(answerer: Answerer, text: str, index: int, place: str) -> str:
 
 def _read_texts(stream: TextIO, name: str, key: str, is_json: bool) -> Iterator[tuple[str, int, str]]:
     """Yield each text with its number and place; blank lines of JSON are skipped.
-
-    Args:
-        stream: the lines.
-        name: the stream's name in messages.
-        key: of the text in a JSON line.
-        is_json: whether lines are JSON; otherwise a line is a text.
 
     Raises:
         ValueError: a line is malformed, or there is no text.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from stability.cli import coordinates
 from stability.cli.entry import check_writable, run_entry
-from stability.cli.progress import follow
 from stability.cli.publish import collect_and_load, print_report_command, print_tables
-from stability.cli.subjects import Work, read_about, select_pending, take_steps
+from stability.cli.subjects import Work, follow, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec

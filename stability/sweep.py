@@ -113,14 +113,7 @@ def _sweep(spec: SweepSpec, argv: list[str]) -> int:
 
 
 def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[str]) -> int:
-    """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study.
-
-    Args:
-        plan: the sweep.
-        trials: its runs.
-        argv: the words of its command line.
-        notes: the sentences printed so far.
-    """
+    """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study."""
     from stability.cli.finished import store_answer
     from stability.cli.publish import publish
     from stability.cli.study_on_wandb import send_after_sweep

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from stability.cli.compose import read
 from stability.cli.entry import check_writable, run_entry
-from stability.cli.progress import follow
-from stability.cli.subjects import run_locked
+from stability.cli.subjects import follow, run_locked
 from stability.cli.words import Invocation
 from stability.config.tokenizer import TokenizerRunSpec, TokenizerSpec
 from stability.printable import print_text

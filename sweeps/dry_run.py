@@ -116,13 +116,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
 
 
 def _basis(plan: Plan, gpu: Gpu | None, is_stored: bool) -> str:
-    """Return the source of the times and memory, and the included measurements.
-
-    Args:
-        plan: the sweep's runs.
-        gpu: the GPU of the estimates, or None for this machine.
-        is_stored: whether an earlier command measured some of the times.
-    """
+    """Return the source of the times and memory, and the included measurements."""
     spec, precisions = plan.spec, {run.precision for _, run in plan.points}
     listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
     included = [
@@ -230,16 +224,7 @@ def _total(
     slots: float,
     gpu: Gpu | None = None,
 ) -> str:
-    """Return the totals as text.
-
-    Args:
-        spec: the sweep.
-        costs: the cost of each run.
-        tokens: the positions that each run trains on.
-        left: the remaining work of each run.
-        slots: runs at a time.
-        gpu: the GPU of the timings, or None for this machine.
-    """
+    """Return the totals as text."""
     missing = sum(bool(each.steps or each.after) for each in left)
     of_the_left = [each.steps * number for each, number in zip(left, tokens, strict=True)]
     text = (

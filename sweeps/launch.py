@@ -21,9 +21,8 @@ from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.record import StudyRecord, words_of
 from sweeps.requirements import cpus_per_trial, require
-from sweeps.shared import hand_out
+from sweeps.shared import hand_out, put_back_unless_begun
 from sweeps.trial import IsMeasured, RunTrial, Trial, is_done, run_trial, set_failed, tidy
-from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole, print_line
 from sweeps.view.live import LiveView
 

@@ -54,15 +54,7 @@ def confirms_theorem(claim: Claim) -> bool:
 
 
 def _judge_bounds(subject: str, statement: str, name: str, rows: Frame, columns: tuple[str, str, str]) -> Claim:
-    """Return the claim that each value lies within its bounds, up to `ROUNDING`.
-
-    Args:
-        subject: key of the claim.
-        statement: the bound.
-        name: one row's graph, in the singular.
-        rows: graphs, or heads of layers on sequences.
-        columns: those of the value and of both bounds.
-    """
+    """Return the claim that each value lies within its bounds, up to `ROUNDING`."""
     value, low, high = (rows[column].to_numpy(dtype=float) for column in columns)
     within = int(((value >= low * (1 - ROUNDING)) & (value <= high * (1 + ROUNDING))).sum())
     claim = Claim(
@@ -96,11 +88,6 @@ def _judge_conditioning(series: str, heads: Frame, diverged: int) -> Claim:
     """Judge one series by the slope of log10(condition) over log10(rate), per seed.
 
     Per run, the condition is the median over layers and heads.
-
-    Args:
-        series: the series.
-        heads: rows of `qk_heads`.
-        diverged: its runs without a terminal checkpoint.
     """
     condition = np.log10(heads.groupby(["seed", "run_lr"])["condition"].median()).reset_index()
     slopes = [

@@ -346,14 +346,7 @@ def _chance(sound: Frame) -> Estimate:
 
 
 def _ratio(sound: Frame, column: str, factor: float, least: tuple[float, float]) -> Estimate:
-    """Return a column's sum per step over all runs.
-
-    Args:
-        sound: comparable runs.
-        column: the column.
-        factor: of the result.
-        least: its interval, which draws of whole units only widen.
-    """
+    """Return a column's sum per step over all runs."""
     if sound.empty:
         return Estimate(math.nan, math.nan, math.nan, np.empty(0))
     draws = Draws(sound["unit"].tolist())

@@ -138,13 +138,7 @@ def _learned_limit(study: Study, series: str) -> float:
 
 
 def _explain(table: Frame, fewest: int, swept: int) -> str:
-    """Return the reason why a table allows no comparison; "" if it does.
-
-    Args:
-        table: changes by learning rate and seed.
-        fewest: learning rates that the comparison needs.
-        swept: learning rates of the series.
-    """
+    """Return the reason why a table allows no comparison; "" if it does."""
     if len(table) < fewest:
         kept = f"all seeds keep half of what the best rate learned at {len(table)} of {swept} learning rates"
         return f"{kept}, and {fewest} {'is' if fewest == 1 else 'are'} needed"

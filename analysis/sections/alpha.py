@@ -33,8 +33,15 @@ from analysis.sections.differences import verification
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.study.protocol import NOT_DEFINED, base_rates, explain_undefined_states, state_text, states_explained
-from analysis.study.step_terms import step_terms, terms_in_brief
+from analysis.study.protocol import (
+    NOT_DEFINED,
+    base_rates,
+    explain_undefined_states,
+    state_text,
+    states_explained,
+    step_terms,
+    terms_in_brief,
+)
 from analysis.words import join_words, lr_text, plural, power, wrap
 
 TITLE = "Maximum stable learning rate α_max along the optimizer's step"

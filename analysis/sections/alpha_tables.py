@@ -34,8 +34,14 @@ from analysis.numbers.step_shares import (
 )
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.protocol import NOT_DEFINED, base_rates, describe_protocol, describe_protocol_in, state_text
-from analysis.study.step_terms import terms_in_brief
+from analysis.study.protocol import (
+    NOT_DEFINED,
+    base_rates,
+    describe_protocol,
+    describe_protocol_in,
+    state_text,
+    terms_in_brief,
+)
 from analysis.words import count_range, join_words, lr_text, plural, power
 
 ALPHA_COLUMNS = 4

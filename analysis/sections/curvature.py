@@ -41,8 +41,7 @@ from analysis.sections.spectrum_figures import (
 )
 from analysis.sections.steps import make_fallen_tables, sharpness_table, spectrum_rows
 from analysis.study.load import Column, Frame, Study
-from analysis.study.protocol import state_text
-from analysis.study.step_terms import terms_in_brief
+from analysis.study.protocol import state_text, terms_in_brief
 from analysis.words import lr_text, wrap
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")

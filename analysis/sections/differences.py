@@ -8,8 +8,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import count_stable_steps, finite_median, phases_and_states, recorded_steps
 from analysis.sections.steps import diverged_note, drop_diverged
 from analysis.study.load import Column, Frame, Study
-from analysis.study.protocol import methods, state_text
-from analysis.study.step_terms import terms_in_brief
+from analysis.study.protocol import methods, state_text, terms_in_brief
 from analysis.words import plural, power
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")

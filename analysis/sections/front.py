@@ -99,13 +99,7 @@ def _make_table(study: Study) -> Table:
 
 
 def _draw_best_series(study: Study, found: Picture | None, *, is_low: bool) -> Picture | None:
-    """Return the first page's figure with the table's series alone: of many, the appendix has the others.
-
-    Args:
-        study: the study.
-        found: the figure of all series.
-        is_low: whether the page needs a lower figure; that of more than `FEW_SERIES` always is.
-    """
+    """Return the first page's figure with the table's series alone: of many, the appendix has the others."""
     shown = best_series(study)
     if found is None or found.name != NLL or (len(study.series) <= FEW_SERIES and not is_low):
         return found

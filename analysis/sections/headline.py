@@ -255,15 +255,7 @@ def _table(
     limits_told: tuple[str, str],
     more: str,
 ) -> Table:
-    """Return a table of rows as in `rows_of`, without columns that have no value.
-
-    Args:
-        title: its title.
-        groups: rows of one or several studies.
-        told: first sentences of the caption.
-        limits_told: the own and the common windows' limits.
-        more: last sentences of the caption.
-    """
+    """Return a table of rows as in `rows_of`, without columns that have no value."""
     header = ("mechanism", "best LR", "NLL", OWN, COMMON, FAILURE, RATIO, STEP)
     rows = [row for group in groups for row in group]
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]

@@ -88,12 +88,7 @@ def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, form:
 
 
 def _explodes(nll: float, runs: Frame) -> bool:
-    """Return whether a finite NLL lies above that of the untrained model.
-
-    Args:
-        nll: in nats.
-        runs: runs with the NLL at initialisation.
-    """
+    """Return whether a finite NLL lies above that of the untrained model."""
     return is_exploded(nll, float(runs["init_nll"].max()))
 
 

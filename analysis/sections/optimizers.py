@@ -30,7 +30,7 @@ from analysis.sections.section import (
 )
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
-from analysis.study.step_terms import terms_in_brief
+from analysis.study.protocol import terms_in_brief
 
 TITLE = "Optimizers, each at rates of its own"
 

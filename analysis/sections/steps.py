@@ -22,8 +22,7 @@ from analysis.numbers.step_shares import (
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.protocol import state_text
-from analysis.study.step_terms import terms_in_brief
+from analysis.study.protocol import state_text, terms_in_brief
 from analysis.words import join_words, lr_text, plural, power
 
 

@@ -213,13 +213,7 @@ class _Mask:
     causal: bool
 
     def softmax(self, scores: Tensor, rows: slice, keys: int) -> Tensor:
-        """Return the softmax of masked scores, overwriting them; a row without any key gives zeros.
-
-        Args:
-            scores: one block's.
-            rows: the block's query rows.
-            keys: number of leading keys in the block.
-        """
+        """Return the softmax of masked scores, overwriting them; a row without any key gives zeros."""
         s0, *moves = parts(scores)
         found: list[Any] = [s0, *moves]
         for index, part in enumerate(self.parts):

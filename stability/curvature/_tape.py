@@ -263,14 +263,7 @@ class _Plan:
 
 
 def _make_call(func: Any, args: list[Any], kwargs: dict[str, Any], written: list[Tensor]) -> Callable[[], Any]:
-    """Return a call of ``func`` into existing tensors, by its out= overload if it has one.
-
-    Args:
-        func: the ATen overload.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        written: the tensors for its results.
-    """
+    """Return a call of ``func`` into existing tensors, by its out= overload if it has one."""
     overload, names = _find_out_overload(func)
     if len(names) == len(written):
         return partial(overload, *args, **kwargs, **dict(zip(names, written, strict=True)))

@@ -193,13 +193,7 @@ class _TrainerInputs:
         self.smoothing = 0.0
 
     def watch(self, model: nn.Module, monitor: AlphaMaxMonitor, shared: bool) -> None:
-        """Record the model's training inputs in the monitor from now on.
-
-        Args:
-            model: the model in training.
-            monitor: the monitor of its steps.
-            shared: whether the Trainer averages token counts across ranks.
-        """
+        """Record the model's training inputs in the monitor from now on."""
         self.unwatch()
         self._ranks = dist.get_world_size() if shared and monitor.group is not None else 1
 

@@ -13,7 +13,7 @@ from stability.build import build_objective
 from stability.config.cross import num_context_of
 from stability.config.deployment import InferSpec
 from stability.corpora.images.corpus import ImageBatch
-from stability.corpora.images.decoding import decode_image
+from stability.corpora.images.folders import decode_image
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.chain import make_chain
 from stability.deployed.folder import Deployed

@@ -15,7 +15,7 @@ from stability.config.ablation import value_text
 from stability.runs.directory import RunDirectory, readable_rows
 from stability.runs.parquet import join_tables, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
-from stability.runs.run_files import RunFiles
+from stability.runs.run_files import RunFiles, add_protocol, undefined_of, undefined_states
 from stability.runs.samples import meta_file, sample_rows
 from stability.runs.schema import (
     CHECKPOINT_STEP,
@@ -34,7 +34,6 @@ from stability.runs.schema import (
     SPECTRA_COLUMNS,
     own_columns,
 )
-from stability.runs.steps import add_protocol, undefined_of, undefined_states
 from stability.runs.study import StudyFolder
 
 # usual values of model parts without a column of their own

@@ -205,13 +205,7 @@ def _has_one_z(examples: Examples) -> bool:
 
 
 def _watch(block: Block, row: dict[str, Tensor], keep: Callable[[Activated], None]) -> Iterator[Any]:
-    """Register the hooks that fill a layer's row; yield their handles.
-
-    Args:
-        block: the layer.
-        row: its statistics.
-        keep: called with the inputs of its feed-forward network's activation.
-    """
+    """Register the hooks that fill a layer's row; yield their handles."""
     masks: list[Tensor | None] = [None]
 
     def enter(module: nn.Module, args: Any) -> None:

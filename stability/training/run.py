@@ -24,8 +24,7 @@ from stability.runs.verdict import SpikeWatch, judge
 from stability.training import loop
 from stability.training.checkpoint import MOVING
 from stability.training.checkpoints import RunCheckpoints
-from stability.training.devices.base import Devices
-from stability.training.devices.one import OneDevice
+from stability.training.devices.base import Devices, OneDevice
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import SharedDevices
 from stability.training.guards import first_non_finite

@@ -22,8 +22,7 @@ from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
 from stability.training.activations import SHARE_OF_SEQUENCES, ActivationStatistics, Edge, Found
 from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
-from stability.training.devices.base import Devices, Sums
-from stability.training.devices.one import OneDevice
+from stability.training.devices.base import Devices, OneDevice, Sums
 from stability.training.draws import dropping, generator_for, in_mode, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics

@@ -19,8 +19,8 @@ from sweeps import launch
 from sweeps.launch import Outcome
 from sweeps.record import StudyRecord
 from sweeps.requirements import require, slots
+from sweeps.shared import put_back_unless_begun
 from sweeps.trial import Points, RunTrial, Trial, is_done, make_trials, run_trial
-from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole
 
 

@@ -12,8 +12,7 @@ from analysis.sections import alpha, curvature
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.steps import make_fallen_tables
 from analysis.study.load import load
-from analysis.study.protocol import sentence
-from analysis.study.step_terms import explain, step_terms
+from analysis.study.protocol import explain, sentence, step_terms
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.protocol import protocol_of
 from tests.analysis.synthetic import write_study

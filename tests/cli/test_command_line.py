@@ -13,8 +13,8 @@ from rich.console import Console
 from stability import hessian
 from stability.cli.compose import add_listed_plugins
 from stability.cli.mistakes import check_repetitions
-from stability.cli.progress import follow
 from stability.cli.study_name import study_name
+from stability.cli.subjects import follow
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec

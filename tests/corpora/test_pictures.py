@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from stability.corpora.images.decoding import decode_image
+from stability.corpora.images.folders import decode_image
 from stability.data.images import Images, ImagesConfig
 
 RAMP = np.linspace(0, 65535, 48).astype(np.uint16).reshape(6, 8)

@@ -17,7 +17,7 @@ from PIL import Image
 from stability.config.parts import part
 from stability.corpora.cache import load, prepare, prepare_for_plan
 from stability.corpora.images import cifar as _cifar
-from stability.corpora.images import decoding as _pictures
+from stability.corpora.images import folders as _pictures
 from stability.corpora.images import synthetic
 from stability.corpora.images.corpus import ImageCorpus
 from stability.corpora.tokens.corpus import Corpus

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from analysis.study.load import load
-from analysis.study.step_terms import step_terms
+from analysis.study.protocol import step_terms
 from stability import hessian
 from stability.config.curvature import CurvatureSpec
 from stability.optimizers import AbstractOptimizer
@@ -16,8 +16,8 @@ from stability.probes.curvature import alpha_max
 from stability.registry import Registry
 from stability.runs.parquet import read_metadata, read_table
 from stability.runs.results import collect, write
+from stability.runs.run_files import OPTIMIZER
 from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVATURE_COLUMNS
-from stability.runs.steps import OPTIMIZER
 from stability.runs.study import StudyFolder
 
 SHORT = CurvatureSpec(recorded_steps=2, warmup_steps=0, warmup_batches=1, parity_steps=0)

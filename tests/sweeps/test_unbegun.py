@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stability.runs.study import StudyFolder
-from sweeps.unbegun import put_back_unless_begun
+from sweeps.shared import put_back_unless_begun
 from tests.sweeps import fakes
 
 

@@ -9,8 +9,8 @@ import torch
 
 from stability.corpora.cache import load
 from stability.training import loop
+from stability.training.devices.base import OneDevice
 from stability.training.devices.helper import follow
-from stability.training.devices.one import OneDevice
 from stability.training.devices.shared import Microbatches
 from stability.training.run import Trainer
 from stability.training.step import Replica

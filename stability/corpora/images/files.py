@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stability.corpora.images import cifar, folders
-from stability.corpora.images.decoding import decode_image
+from stability.corpora.images.folders import decode_image
 from stability.corpora.io.files import (
     describe_left_out,
     make_truncation_error,

@@ -255,17 +255,7 @@ def _description(
     tables: Tables,
     num_annotated: int,
 ) -> str:
-    """Describe the data in one line: counts, repetitions, annotations, held-out share.
-
-    Args:
-        origin: the source.
-        pile: the collected chains.
-        numbers: cluster of each chain.
-        is_val: whether each is held out.
-        asked: chains that should be held out.
-        tables: tables of the corpus.
-        num_annotated: chains with annotations.
-    """
+    """Describe the data in one line: counts, repetitions, annotations, held-out share."""
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""

@@ -13,8 +13,8 @@ from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.probes.stored import Stored
 from stability.runs.parquet import has_columns, read_metadata, read_table, write_parquet
+from stability.runs.run_files import OPTIMIZER, UNDEFINED
 from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL, own_columns
-from stability.runs.steps import OPTIMIZER, UNDEFINED
 
 PARITY = "parity_steps"
 BEFORE = {"gradient": "true"}  # behaviour before the field existed, if not the default

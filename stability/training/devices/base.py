@@ -1,7 +1,8 @@
-"""Interface between a trainer and the devices of its run, one or several."""
+"""Interface between a trainer and the devices of its run, one or several; and the single device in one process."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -117,3 +118,54 @@ def norms_of_groups(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) 
     if all(len(group) == 1 for group in groups):
         return each[[index for (index,) in groups]]
     return torch.stack([torch.linalg.vector_norm(each[list(group)]) for group in groups])
+
+
+class OneDevice(Devices):
+    """The only device of a run, with everything in one process."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def end(self, error: BaseException | None) -> None:
+        """End nothing: there are no other processes."""
+
+    def describe(self) -> dict[str, int]:
+        return {}
+
+    def tell(self, method: str, *numbers: int) -> None:
+        """Send nothing: there are no other processes."""
+
+    def build(self, make: Callable[[], Backbone]) -> Backbone:
+        return make().to(self._device)
+
+    def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
+        assert parameters is not None
+        model.load_state_dict(parameters)
+        if state is not None:
+            optimizer.load_state_dict(state)
+
+    def gather(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
+        return model, optimizer.state_dict()
+
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
+        return add_sums([add(part, rows * index) for index, part in enumerate(examples.split(rows))])
+
+    def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.detach() for tensor in tensors]
+
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        return nn.utils.get_total_norm(tensors)
+
+    def norms(self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Tensor:
+        return norms_of_groups(tensors, groups)
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        if math.isinf(limit):  # an infinite norm over it would be NaN
+            return self.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        return nn.utils.clip_grad_norm_(parameters, limit)
+
+    def all_true(self, is_so: bool) -> bool:
+        return is_so
+
+    def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
+        return map(function, items)
