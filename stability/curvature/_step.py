@@ -36,7 +36,9 @@ class StepUnderWay:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool):
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        params = {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
+        params: Tensors = {
+            name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held
+        }
         self.model = model
         self.start: Tensors = {name: param.detach().clone() for name, param in params.items()}
         self.items: list[Item] = []

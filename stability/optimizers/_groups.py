@@ -253,7 +253,7 @@ def group_parameters(
     for kind in (MATRICES, REST):
         listed: list[Any] = list(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind]))
         for each in listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]:
-            own: dict[str, Any] = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
+            own: dict[str, Any] = {KIND: kind, "name": f"{kind} {each.get('name') or ''}".rstrip()}
             if kind == MATRICES:
                 own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
             groups.append(each | own)

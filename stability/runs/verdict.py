@@ -60,16 +60,17 @@ class SpikeWatch:
         """
         rate = 1 / self.spec.smoothing_steps
         self._follow_noise(loss, rate)
-        self.smoothed = loss if self.smoothed is None else (1 - rate) * self.smoothed + rate * loss
-        if self.smoothed < self.lowest:
+        smoothed = loss if self.smoothed is None else (1 - rate) * self.smoothed + rate * loss
+        self.smoothed = smoothed
+        if smoothed < self.lowest:
             # share of the losses' variance in an exponential mean: from 1 at first to ρ/(2 − ρ)
             first = (1 - rate) ** (2 * self.num_losses)
-            self.lowest, self.kept_share = self.smoothed, first + (1 - first) * rate / (2 - rate)
+            self.lowest, self.kept_share = smoothed, first + (1 - first) * rate / (2 - rate)
             self.lowest_variance = self.variance
         self.num_losses += 1
         if self.num_losses <= self.spec.smoothing_steps:  # too few for a reliable variance: use the latest
             self.lowest_variance = self.variance
-        self.last_rise = self.smoothed - self.lowest
+        self.last_rise = smoothed - self.lowest
         margin = max(self.spec.spike_nats, self.spec.noise_margin * self.noise)
         if self.last_rise - margin > self.worst_rise - self.margin:
             self.worst_rise, self.worst_step, self.margin = self.last_rise, step, margin

@@ -33,8 +33,9 @@ def shown_state(state: str, nll: float | None, untrained_nll: float | None) -> s
     """
     if state != "plateaued":
         return state
-    is_known = nll is not None and untrained_nll is not None
-    return EXPLODED if is_known and is_exploded(nll, untrained_nll) else LEARNED_NOTHING
+    if nll is None or untrained_nll is None:
+        return LEARNED_NOTHING
+    return EXPLODED if is_exploded(nll, untrained_nll) else LEARNED_NOTHING
 
 
 def shown_status(status: Mapping[str, Any]) -> str:
