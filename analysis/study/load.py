@@ -178,7 +178,7 @@ def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
     if reference is not None and reference not in there:
         raise ValueError(f"reference={reference}: no run of {study_dir.name} has it; choose of {', '.join(there)}")
     frames, extra = _name(frames, extra, manifest)
-    spec: Mapping[str, Any] = manifest.get("spec") or {}
+    spec: Any = manifest.get("spec") or {}
     identity = spec.get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return Study(
