@@ -77,7 +77,7 @@ def test_a_window_is_wider_only_if_it_is_at_an_equal_share_of_what_was_learned_t
     theirs = 0.2 / sa
     assert claim.verdict == verdict
     found = re.search(
-        r"At an equal share of what was learned \(8 %, as 5 % of its NLL is for sa\): sc ([\d.]+), sa ([\d.]+) decades, ([a-z ]+)\.",
+        r"At an equal share of what was learned \(8 %, as sa's own window allows\): sc ([\d.]+), sa ([\d.]+) decades, ([a-z ]+)\.",
         claim.text,
     )
     assert float(claim.effect.split()[1].rstrip(",")) == pytest.approx(own, abs=0.02)
@@ -382,7 +382,7 @@ def test_runs_of_suboptimal_loss_are_counted_by_whether_their_median_lies_below_
     low, high = share_interval(6 if below else 0, 6)
     assert claim.interval == f"{100 * low:.0f} to {100 * high:.0f} % of curves, exact 95 %"
     assert f"sa {6 if below else 0} of 6 and sc {3 if below else 0} of 3" in claim.text
-    assert f"of runs within 5 %: {12 if below else 0} of 12" in claim.text
+    assert f"of runs inside the window: {12 if below else 0} of 12" in claim.text
 
 
 def test_runs_of_one_curve_are_no_independent_draws(tmp_path):
