@@ -105,7 +105,7 @@ class StoredSteps(Stored):
             rows: the recorded steps.
             columns: of the table, besides the rows' own.
             undefined: states without an α_max.
-            optimizer: properties of its step (`steps.OPTIMIZER`), if any.
+            optimizer: properties of its step (`OPTIMIZER`), if any.
         """
         curvature = self.curvature
         others = [state for state in self.states() if state not in curvature.state]
