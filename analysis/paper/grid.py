@@ -19,6 +19,7 @@ from analysis.study.load import Column, Frame, Study
 
 MODALITIES = ("text", "dna", "protein", "image")  # in the paper's order; others follow by name
 SHOWN = {"dna": "DNA"}  # the rest are capitalised
+SIZES = ("width", "layers")
 SIZE = re.compile(r"(?:^|_)(\d+(?:\.\d+)?[kmg])$", re.IGNORECASE)
 
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
@@ -68,10 +69,11 @@ def modality(study: Study) -> str:
 
 
 def size(model: str) -> str:
-    """Return the size at the end of a model's name, "54M" of text_54m; else the name."""
-    name = model.partition(" ")[0]
+    """Return the size at the end of a model's name, "54M" of text_54m, else the name; then a swept width and depth."""
+    name, *settings = model.split() or ("size not recorded",)
     found = SIZE.search(name)
-    return found[1].upper() if found else name or "size not recorded"
+    swept = [setting for setting in settings if setting.partition("=")[0] in SIZES]
+    return " ".join([found[1].upper() if found else name, *swept])
 
 
 def reason_to_leave_out(study: Study) -> str:

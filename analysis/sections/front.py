@@ -63,7 +63,7 @@ def first_page(study: Study, find: Find) -> Pieces:
         study: the study.
         find: returns the first of the report's figures with one of some names.
     """
-    is_of_sizes = transfer.applies(study)
+    is_of_sizes = transfer.leads(study)
     table: Table = transfer.first_table(study) if is_of_sizes else _make_table(study)
     found, runs, last = find(FIRST), describe_runs(study), provenance_line(study)
     fixed = _count_lines([runs, last, table.caption, found.caption if found else ""])

@@ -45,7 +45,7 @@ def answer(study: Study) -> str:
     A study of many series is cut to those of the lowest NLL, and a line counts the others. A sentence without room is
     left out. A study of sizes has `transfer`'s table and sentences.
     """
-    if transfer.applies(study):
+    if transfer.leads(study):
         return transfer.answer_text(study, MOST_LINES, LINE)
     found = {name: each.median for name, each in windows(study).items()}
     shown = best_series(study)
@@ -117,7 +117,7 @@ def title(study: Study) -> str:
 
     A study of sizes has `transfer`'s question.
     """
-    if transfer.applies(study):
+    if transfer.leads(study):
         return transfer.title(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
@@ -285,10 +285,14 @@ def _table(
     )
 
 
+def _step_text(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+
+
 def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tuple[Cell, ...]:
     series, found = numbers.series, windows(study)[numbers.series].median
     spread = Spread.of(numbers.step_s.values())
-    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(f"{1000 * spread.median:.3g} ms" if spread.n else "--"))
+    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_text(spread.median) if spread.n else "--"))
     if found is None:
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
     nll = Spread.of(outcomes(study, series).loc[found.best_lr])

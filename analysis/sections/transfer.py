@@ -15,6 +15,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.size_laws import AXES, FLAT_DECADES, FLAT_WITHIN, FLOOR_DECADES, Law
 from analysis.numbers.transfer import (
+    FEWEST_SIZES,
     LAST,
     LAW,
     SMALLEST,
@@ -32,6 +33,7 @@ from analysis.sections.transfer_figures import CAPTION, draw
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
+from analysis.study.reference import references
 from analysis.words import join_words, plural, power
 
 TITLE, NAME = "The best learning rate by size", "transfer"
@@ -50,6 +52,14 @@ def groups_of(study: Study) -> list[Group]:
 def applies(study: Study) -> bool:
     several = study.runs["lr"].nunique() > 1
     return several and is_of_rates(study) and has_sizes(study) and not study.is_in_multiples and bool(groups_of(study))
+
+
+def leads(study: Study) -> bool:
+    """Return whether the study asks for a larger size. Series that are compared at too few sizes for a law do not."""
+    if not applies(study):
+        return False
+    sizes = [len({size[axis] for size in group.sizes}) for group in groups_of(study) for axis in group.axes]
+    return max(sizes) >= FEWEST_SIZES or not references(study)
 
 
 def title(study: Study) -> str:

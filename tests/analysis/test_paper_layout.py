@@ -61,6 +61,14 @@ def test_size_and_modality_are_read_from_the_record(three, tmp_path):
     assert found == [("text", "nano"), ("text", "54M"), ("dna", "51M"), ("protein", "320M")]
 
 
+def test_widths_of_one_study_are_rows_and_leave_the_names_of_series(tmp_path):
+    models = ("nano width=64", "nano width=256", "nano layers=8 parametrization=mup")
+    folder = write_study(tmp_path, name="two", settings=[{"model": model} for model in models], lrs=LRS)
+    found = blocks([load(folder)])
+    assert {block.size for block in found} == {"nano width=64", "nano width=256", "nano layers=8"}
+    assert all("width" not in series for block in found for series in block.study.series)
+
+
 def test_a_study_of_two_sizes_stands_in_two_places(tmp_path):
     folder = write_study(tmp_path, name="two", settings=({"model": "text_54m"}, {"model": "text_193m"}), lrs=LRS)
     found = blocks([load(folder)])

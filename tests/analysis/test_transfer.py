@@ -15,6 +15,7 @@ from analysis.numbers.size_laws import LEVEL, find_extra_terms, fit_law
 from analysis.numbers.transfer import Group, compare_groups, find_groups, has_sizes, require_same_recipe
 from analysis.report import ending, summary
 from analysis.sections import transfer
+from analysis.sections.headline import answer
 from analysis.sections.transfer_figures import draw
 from analysis.study.load import load
 from stability.config.sweep import SweepSpec
@@ -133,16 +134,24 @@ SLOPES = {"standard": -0.3, "mup": 0.0}
 WORDS = ["mechanism=[sa]", "objective=ar", "model.head_width=32", "model.layers=2", "hessian=false", "seeds=3"]
 
 
-def write_sizes(folder, *words, slope=lambda name, axis, doublings: SLOPES[name] * doublings, lowest=2.0, unigram=3.3):
+def write_sizes(
+    folder,
+    *words,
+    slope=lambda name, axis, doublings: SLOPES[name] * doublings,
+    lowest=2.0,
+    unigram=3.3,
+    mechanisms=("sa",),
+):
     """A study whose best rates follow a law exactly: 1e-2 at the smallest size, ``slope`` decades from there."""
-    spec: SweepSpec = read_spec("sweep", [*WORDS, f"lr=[{','.join(map(str, RATES))}]", *words])
+    named = [f"mechanism=[{','.join(mechanisms)}]"]
+    spec: SweepSpec = read_spec("sweep", [*WORDS, *named, f"lr=[{','.join(map(str, RATES))}]", *words])
     axis = spec.vary[0]
     settings = [
         {"model": f"nano {'' if run.parametrization.name == 'standard' else 'parametrization=mup '}{label}".strip()}
         for label, run in spec.kinds()
     ]
     study = write_study(
-        folder, name="sizes", mechanisms=("sa",), lrs=RATES, seeds=3, settings=settings, unigram=unigram
+        folder, name="sizes", mechanisms=mechanisms, lrs=RATES, seeds=3, settings=settings, unigram=unigram
     )
     runs = pd.read_parquet(study / "results" / "runs.parquet")
     for row in runs.index:
@@ -191,6 +200,17 @@ def test_laws_are_judged_and_the_next_doubling_is_predicted(tmp_path):
     said = " ".join(transfer.sentences(study))
     assert "sa standard at width 1,024: take 6.3e-4 (80 %: 4.5e-4 to 8.9e-4); up to about 2.7e-3 costs < 5 %" in said
     assert "sa mup at width 1,024: take 1.0e-2" in said
+
+
+@pytest.mark.parametrize(("sizes", "is_compared"), [("64,256", True), ("64,128,256", False)])
+def test_mechanisms_at_two_sizes_are_compared_and_at_three_make_a_law(tmp_path, sizes, is_compared):
+    words = ("objective=mlm", f"model.width=[{sizes}]")
+    study = write_sizes(tmp_path, *words, mechanisms=("sa", "sc"))
+    assert assembly.question(study).startswith("How far can the learning rate be pushed") is is_compared
+    assert ("cannot predict" not in answer(study) and "Own window" in answer(study)) is is_compared
+    assert transfer.applies(study)  # and the appendix has the best rates by size
+    alone = write_sizes(tmp_path / "alone", *words)
+    assert assembly.question(alone).startswith("Which learning rate at a larger size?")
 
 
 def test_a_back_test_stands_beside_rules_without_a_law(tmp_path):
