@@ -15,7 +15,7 @@ from analysis.drawing.files import lay_out, replace_file
 from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
-from analysis.sections import contents, front, headline, prediction
+from analysis.sections import alpha, contents, front, headline, nll_figures, overview, prediction, training_edge
 from analysis.sections import together as together_pages
 from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study
@@ -23,6 +23,13 @@ from analysis.study.once import once_per_study
 from analysis.words import join_words, lr_text, plural
 
 Pages = Literal["short", "all"]
+# not in a short report of several studies: each one's first two pages answer these; a report of one study has them
+ONLY_ALONE = {
+    nll_figures.SECTION: "validation NLLs and windows",
+    alpha.SECTION: "α_max",
+    training_edge.SECTION: "how near the edge a run trains",
+    overview.TROUBLES: "runs that broke",
+}
 
 
 def title(name: str) -> str:
@@ -69,10 +76,15 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
         yield pages_in_front
         compact: Pieces = (Compact(),) if pages == "short" else ()
         yield heading(APPENDIX) + (() if prefix else (Contents(),)) + compact
+    left = [section for section in sections(study) if prefix and pages == "short" and section in ONLY_ALONE]
     for section in sections(study):
+        if section in left:
+            continue
         drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
         body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
         yield _abridge(section, study, drawn, body, seen) if pages == "short" else body
+    if left:
+        yield small(f"{ELSEWHERE}: {join_words(ONLY_ALONE[section] for section in left)}.")
 
 
 def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture | None:
@@ -136,6 +148,7 @@ def _draw_section(study: Study, section: Section) -> Figures:
 
 TOGETHER = "All studies together"
 APPENDIX = "Appendix"
+ELSEWHERE = "Not here (pages=all, or a report of this study alone)"
 BEFORE = "together-"  # start of the joint figures' file names
 
 

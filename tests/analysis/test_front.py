@@ -11,6 +11,7 @@ import pypdf
 import pytest
 
 from analysis import assembly
+from analysis.assembly import ELSEWHERE
 from analysis.claims import signals
 from analysis.claims.claim import CONSENSUS, Claim
 from analysis.claims.judging import judge
@@ -271,6 +272,20 @@ def test_a_short_report_lists_failed_runs_and_counts_those_that_learned_nothing(
     (table,) = [each for each in last if isinstance(each, Table)]
     assert [row[4].text for row in table.rows] == ["failed"]
     assert "1 learned nothing: the table of NLLs counts them." in [getattr(each, "text", "") for each in last]
+
+
+def test_a_report_of_several_studies_leaves_out_what_their_front_pages_answer(quick, tmp_path):
+    other = load(write_study(tmp_path / "other"))
+
+    def read(path):
+        return "\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
+
+    both = read(build_together([load(quick), other], "both", tmp_path, "short"))
+    alone, whole = read(build(quick, tmp_path, "short")), read(build_together([load(quick), other], "all", tmp_path))
+    heading = "Runs that diverged, failed, or learned nothing"
+    assert heading in alone and heading in whole and heading not in both
+    assert both.count(f"{ELSEWHERE}: validation NLLs and windows, αmax") == 2
+    assert both.count("What was run") >= 2 and ELSEWHERE not in alone + whole
 
 
 def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
