@@ -62,8 +62,8 @@ def duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a count with its noun: 1 seed, 2 seeds."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a count with its noun: 1 seed, 1,500 steps."""
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def join_words(words: Iterable[str]) -> str:

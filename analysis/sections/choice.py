@@ -10,7 +10,7 @@ from analysis.claims.reference import BEST, OWN, against_reference
 from analysis.numbers.first_failure import Failure, first_failure, highest_exploded, share_lost, worse_failures
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.window_ends import End, window_ends
-from analysis.numbers.windows import Window, windows
+from analysis.numbers.windows import VALIDATION, Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import compares_losses, references
 from analysis.words import join_words, lr_text, plural, power
@@ -33,22 +33,45 @@ def choose(study: Study) -> list[str]:
     if len(set(plain.values())) != 1 or len(known) < 2 or compares_losses(study):
         return []
     reference = next(iter(plain.values()))
-    compared = against_reference(judge(study))
+    judged = judge(study)
+    compared = against_reference(judged)
     nlls, widths = (
         {name: compared[name][quantity] for name in known if quantity in compared.get(name, {})}
         for quantity in (BEST_NLL, OWN)
     )
     if reference not in known or not nlls:
         return []
-    lowest = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"))
+    direct = _compare_directly(judged, "best")
+    lowest = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
     lowest = lowest.replace(" (", f" at {lr_text(known[lowest.partition(' (')[0]].best_lr)} (", 1)
     if study.runs["lr"].nunique() == 1 or not widths:
         return [f"Lowest NLL: {lowest}."]
-    widest = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"))
+    direct = _compare_directly(judged, "own")
+    widest = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)
     return [f"Lowest NLL: {lowest}.", f"Widest own window: {widest}."]
 
 
-def _lead(reference: str, claims: Mapping[str, Claim], order: Callable[[str], float], words: tuple[str, str]) -> str:
+def _compare_directly(claims: Sequence[Claim], kind: str) -> dict[frozenset[str], Claim]:
+    """Return the claims that compare two series by validation NLL, by both names.
+
+    Args:
+        claims: all claims of the study.
+        kind: first word of their test: "best" or "own".
+    """
+    return {
+        frozenset(claim.test[2:]): claim
+        for claim in claims
+        if claim.test[:2] == (kind, VALIDATION) and claim.verdict not in ("no claim", "not judged")
+    }
+
+
+def _lead(
+    reference: str,
+    claims: Mapping[str, Claim],
+    order: Callable[[str], float],
+    words: tuple[str, str],
+    direct: Mapping[frozenset[str], Claim],
+) -> str:
     """Return the series in front with the verdicts that put it there, e.g. "sa (undecided against sw; sc higher)".
 
     Args:
@@ -56,6 +79,7 @@ def _lead(reference: str, claims: Mapping[str, Claim], order: Callable[[str], fl
         claims: for each other series the claim that it is better than the reference.
         order: sorts the series, the best one first.
         words: "better" and "worse" for this quantity.
+        direct: claims on two series other than the reference, by both names.
     """
     better, worse = (
         {name: claim for name, claim in claims.items() if claim.verdict == verdict}
@@ -76,9 +100,22 @@ def _lead(reference: str, claims: Mapping[str, Claim], order: Callable[[str], fl
     ahead = [name for name in apart if order(name) < order(front)]
     if ahead:
         told.append(f"{_list(ahead)} {words[0]} in the median: undecided against {reference}")
-    if rest := [name for name in apart if name not in ahead]:
+    beside = {name: claim for name in apart if name not in ahead and (claim := direct.get(frozenset({front, name})))}
+    groups: dict[str, list[str]] = {}
+    for name, claim in beside.items():
+        groups.setdefault(_order_pair(claim, front, words), []).append(name)
+    told += [text.format(_list(names)) for text, names in groups.items()]
+    if rest := [name for name in apart if name not in ahead and name not in beside]:
         told.append(f"not compared with {_list(rest)}")
     return f"{front} ({'; '.join(told)})"
+
+
+def _order_pair(claim: Claim, front: str, words: tuple[str, str]) -> str:
+    """Return what a claim on two series says of the one that is not in front, with a field for its name."""
+    if claim.verdict not in ("holds", "contradicted"):
+        return "undecided against {}"
+    is_behind = (claim.test[2] == front) is (claim.verdict == "holds")
+    return f"{{}} {words[is_behind]}: {_word(claim)}"
 
 
 def _word(claim: Claim) -> str:

@@ -46,6 +46,13 @@ def test_the_choice_follows_the_verdicts_of_the_claims(tmp_path):
     assert widest == ("Widest own window: sc (wider than sa: supported; not compared with mix).")
 
 
+def test_a_claim_on_two_series_tells_them_without_the_reference(tmp_path):
+    """The consensus paper compares sc's window with sw's, too."""
+    nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.1, 0.1), "sw": vee(2.0, 0.3), "mix": vee(2.0, 0.3)}
+    _, widest = choose(study_of(tmp_path, nlls, rates=FINE))
+    assert widest == "Widest own window: sc (wider than sa: supported; sw narrower: supported; not compared with mix)."
+
+
 def test_two_seeds_only_indicate_a_choice(tmp_path):
     nlls = {"sa": vee(2.1, 0.3), "sc": vee(2.0, 0.1)}
     lowest, widest = choose(study_of(tmp_path, nlls, rates=FINE, seeds=2))

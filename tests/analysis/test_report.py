@@ -65,7 +65,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert "Each mechanism against the reference" in quickstart_text and "learned nothing" in quickstart_text
     assert "times that in its own" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert (
-        "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text
+        "Methods: taylor (1,700 steps) and finite_difference (500 steps)" in quickstart_text
         and "largest 2.0e-5" in quickstart_text
     )
     assert quickstart_text.count(FINGERPRINT[:12]) == 2, "the first page and the appendix name the data"
