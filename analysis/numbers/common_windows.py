@@ -17,7 +17,7 @@ from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_l
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.study.unlearned import unlearned
+from analysis.study.unlearned import frequency_nll, unlearned
 
 THRESHOLDS = 80  # points of a curve of widths
 
@@ -148,7 +148,7 @@ def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Fra
     if not lines:
         return {}
     lowest = min(float(line.min()) for line in lines.values())
-    unigram = float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
+    unigram = frequency_nll(study.runs) if column == VALIDATION else math.nan
     highest = unigram if unigram > lowest else lowest + 0.25 * abs(lowest)
     found = {}
     for name, line in lines.items():

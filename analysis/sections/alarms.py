@@ -15,7 +15,7 @@ from analysis.claims.judging import judge
 from analysis.claims.reference import short_verdict
 from analysis.claims.signals import TEST
 from analysis.drawing.marks import mark, rate_legend
-from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
+from analysis.drawing.style import MUTED, lr_colors, panel_grid
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.alarms import (
     FEWEST_ROWS,
@@ -170,19 +170,15 @@ def figures(study: Study) -> Figures:
 def _draw(study: Study, found: Sequence[Warned]) -> Figure:
     known, runs = breaks(study), study.runs.set_index("run_id")
     onsets = known.loc[known["broke"] & known["onset"].notna(), "onset"]
-    lines = math.ceil(len(found) / COLUMNS)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.4 + 1.75 * lines), layout="constrained")
-    axes = figure.subplots(lines, min(COLUMNS, len(found)), squeeze=False, sharex=True).ravel()
+    figure, axes = panel_grid(len(found), min(COLUMNS, len(found)), 1.75, 0.4, sharex=True)
     colors = lr_colors(runs.loc[onsets.index, "lr"])
-    for ax, each in zip(axes, found, strict=False):
+    for ax, each in zip(axes, found, strict=True):
         rows = list_rows(study, each.signal)
         for run, own in rows[rows["run_id"].isin(onsets.index)].groupby("run_id"):
             _draw_run(ax, own.sort_values("step"), float(onsets[run]), each.signal, colors[runs.loc[run, "lr"]])
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle="--")
         ax.set_title(each.signal.name)
-    for ax in axes[len(found) :]:
-        ax.set_visible(False)
-    for ax in axes[max(0, len(found) - COLUMNS) : len(found)]:
+    for ax in axes[-COLUMNS:]:
         ax.set_xlabel("steps from the onset")
     rate_legend(figure, {lr: colors[lr] for lr in sorted(colors)})
     return figure

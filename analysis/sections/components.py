@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import MEDIAN_RULE
-from analysis.sections.nll import nll_cell, select_finished
+from analysis.measures import CELL_RULE, finished_medians, nll_cell, select_finished
 from analysis.sections.section import Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -54,7 +53,7 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
     if not parts:
         return []
     lrs, columns = sorted(set(runs["lr"])), {"Total": nll, **parts}
-    caption = f"{about} {MEDIAN_RULE}; below it the runs that ended badly. {BOLD}"
+    caption = f"{about} {CELL_RULE} {BOLD}"
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
     heads = [("Component", "Mechanism", *map(lr_text, some)) for some in groups]
     rows = [_rows(study, runs, columns, some) for some in groups]
@@ -62,11 +61,11 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
 
 
 def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, ...]) -> tuple[tuple[Cell, ...], ...]:
-    rows, present = [], [series for series in study.series if series in set(runs["series"])]
+    rows, present = [], study.present(runs)
     for name, column in columns.items():
         for series in present:
             own = runs[runs["series"] == series]
-            medians = select_finished(own, column).groupby("lr")[column].median()
+            medians = finished_medians(own, column)
             best = medians.idxmin() if len(medians) else None
             rows.append((Cell(name), Cell(series), *(nll_cell(own, lr, best == lr, column) for lr in lrs)))
     return tuple(rows)

@@ -119,7 +119,7 @@ def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     if rows is None:
         return []
     rows = add_kinds(rows)
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     lrs = sorted(set(rows["run_lr"]))
     chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:LRS_SHOWN]
     return [_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]

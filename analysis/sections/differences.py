@@ -96,7 +96,7 @@ def differences_table(study: Study) -> Table | None:
     body = []
     for phase, state in phases_and_states(study):
         of_state, count = pairs(recorded_steps(study, phase, state)), count_stable_steps(study, phase, state)
-        for name in (name for name in study.series if name in set(of_state["series"])):
+        for name in study.present(of_state):
             lost = diverged_note(count[count["series"] == name])
             body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state_text(state)}", lost))
     if not body:

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import nll_detail, nll_text
 from analysis.numbers.at_best_rate import edges_of
 from analysis.numbers.spread import Spread
-from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Study

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import select_finished
 from analysis.numbers.spread import Mean
 from analysis.numbers.windows import windows
-from analysis.sections.nll import select_finished
 from analysis.sections.section import Section, is_of_rates, list_one, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study

@@ -32,7 +32,7 @@ def generation_tables(study: Study) -> list[Table]:
     tables = []
     for oracle in sorted(set(scored["oracle"])):
         rows = scored[scored["oracle"] == oracle]
-        present = [name for name in study.series if name in set(rows["series"])]
+        present = study.present(rows)
         tables += [_table(study, rows, oracle, part) for part in chunks(present, NLL_COLUMNS)]
     return tables
 
@@ -130,7 +130,7 @@ def sample_tables(study: Study) -> list[Table]:
     if "samples" not in study.generation:
         return []
     rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     return [_sample_table(study, rows, part) for part in chunks(present, SAMPLE_COLUMNS)] if present else []
 
 

@@ -54,7 +54,7 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
     if rows is None:
         return []
     layers = _choose(sorted(set(rows["layer"])), PANELS_PER_ROW)
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     left = _read_phase(study, "spectra", phase)
     return [_filter_figure(rows, left, names, layers) for names in chunks(present, PANELS_PER_ROW)]
 
@@ -161,7 +161,7 @@ def energy_figures(study: Study, phase: str) -> list[Figure]:
     rows = _read_phase(study, "spectra", phase)
     if rows is None:
         return []
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     return [_energy_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)]
 
 

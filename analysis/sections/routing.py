@@ -45,8 +45,7 @@ def applies(study: Study) -> bool:
 
 
 def list_series(study: Study) -> list[str]:
-    known = set(read_routing(study)["series"])
-    return [name for name in study.series if name in known]
+    return study.present(read_routing(study))
 
 
 def table(study: Study) -> Table:

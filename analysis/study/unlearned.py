@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from analysis.study import wording
-from analysis.study.load import Study
+from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 
 
@@ -25,6 +25,11 @@ class Unlearned:
     nll_name: str
 
 
+def frequency_nll(runs: Frame) -> float:
+    """Return the NLL of the targets' frequencies, median over runs; NaN if not recorded."""
+    return float(runs["unigram_nll"].median())
+
+
 @once_per_study
 def unlearned(study: Study, series: str) -> Unlearned:
     """Return the loss of a series without learning.
@@ -37,7 +42,7 @@ def unlearned(study: Study, series: str) -> Unlearned:
         series: name of the series.
     """
     runs, words = study.of(series), wording.words(study)
-    baseline = Unlearned(float(runs["unigram_nll"].median()), words.baseline, words.baseline_nll)
+    baseline = Unlearned(frequency_nll(runs), words.baseline, words.baseline_nll)
     start = float(runs["init_nll"].median())
     if words.in_nats or math.isnan(start) or start >= baseline.nll:
         return baseline
