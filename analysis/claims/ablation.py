@@ -9,19 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed
+from analysis.claims.claim import CONSENSUS, Claim, decline, judge_mean, signed
 from analysis.numbers.ablations import Group, ablations
 from analysis.numbers.learning import LITTLE_SHARE
 from analysis.study.load import Study
 from analysis.study.unlearned import unlearned
 
 
-def claims(study: Study) -> list[Claim]:
-    """Return a claim for each setting of Table 9 with two values or more; [] without an ablation of sc."""
-    return list(_claims(study))
-
-
-def _claims(study: Study) -> Iterator[Claim]:
+def claims(study: Study) -> Iterator[Claim]:
+    """Yield a claim for each setting of Table 9 with two values or more; none without an ablation of sc."""
     for each in ablations(study):
         for group in each.groups:
             if group.in_paper and group.numeric and len(group.columns) > 1:
@@ -39,8 +35,7 @@ def _judge(study: Study, base: str, group: Group) -> Claim:
     elif not all(map(math.isfinite, values)):
         why = f"a run diverged at {group.setting}={(high if high.diverged else low).text}"
     if why or not values:
-        text = f"{statement}: not judged, since {why or 'no seed has both values'}."
-        return Claim(subject, "not judged", text, statement, paper=CONSENSUS)
+        return decline(subject, statement, why or "no seed has both values", CONSENSUS)
     mean = math.fsum(values) / len(values)
     claim = Claim(
         subject,

@@ -40,7 +40,6 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.spread import Mean
-from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
@@ -222,9 +221,8 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with consensus spectra probed at its best rate."""
     if "spectra" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    rows = study.probed("spectra")
-    rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished) & rows["step_limit"].notna()]
+    rows = study.probed_at_end("spectra")
+    rows = rows[rows["step_limit"].notna()]
     found = windows(study)
     for series in study.series:
         best = found[series].median

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed, word_claim
-from analysis.numbers.step_shares import TERMINAL
-from analysis.study.load import HAS_RESULT, Frame, Study
+from analysis.claims.claim import CONSENSUS, Claim, decline, judge_mean, signed, word_claim
+from analysis.study.load import Frame, Study
 from analysis.words import lr_text, plural, power
 
 WITHIN = "λ_1 lies within the paper's bounds for "
@@ -74,9 +73,7 @@ def _conditioning_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with W_qᵀW_k probed at two rates or more, at terminal checkpoints."""
     if "qk" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    rows = study.probed("qk")
-    rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished)]
+    rows = study.probed_at_end("qk")
     for series in study.series:
         heads = qk_heads(rows[rows["series"] == series])
         if heads["run_lr"].nunique() > 1:
@@ -99,8 +96,8 @@ def _judge_conditioning(series: str, heads: Frame, diverged: int) -> Claim:
     ]
     statement = CONDITIONING.format(series)
     if not slopes or not all(map(math.isfinite, slopes)):
-        text = f"{statement}: not judged, since half of the matrices of a run are singular, or no seed has two rates."
-        return Claim(f"conditioning {series}", "not judged", text, statement, paper=CONSENSUS)
+        why = "half of the matrices of a run are singular, or no seed has two rates"
+        return decline(f"conditioning {series}", statement, why, CONSENSUS)
     mean, typical = math.fsum(slopes) / len(slopes), 10 ** condition.groupby("run_lr")["condition"].median()
     ends = " and ".join(f"{power(typical[lr])} at {lr_text(lr)}" for lr in (typical.index.min(), typical.index.max()))
     lost = f" {plural(diverged, 'diverged run')} left no such checkpoint." if diverged else ""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.claims.at_best_rate import best, divergences
-from analysis.claims.claim import TOOLKIT, Claim, Verdict, word_claim
+from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, word_claim
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
@@ -131,8 +131,7 @@ def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: s
     """Return a "not judged" claim if either series learned too little, else None."""
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
-    text = f"{other} is not compared with {plain}: {join_words(few)} learned too little."
-    return Claim(f"trained {other}", "not judged", text, statement, paper=TOOLKIT)
+    return decline_pair(f"trained {other}", statement, (other, plain), few, TOOLKIT)
 
 
 def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
@@ -152,7 +151,7 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     kind = "range" if n == 2 or lost else "95 %"
     least, most = (float(np.median([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
     effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
-    verdict: Verdict = "holds" if direction > 0 else "contradicted" if direction < 0 else "undecided"
+    verdict = judge_sign(direction)
     more_runs, is_resolved = None, True
     if direction and not lost:
         is_resolved, more_runs = _resolve([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
