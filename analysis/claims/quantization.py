@@ -40,7 +40,11 @@ def _judge(found: Compared, kind: str) -> Claim:
     if found.why_not:
         return decline(subject, statement, found.why_not, PAPER)
     mean = math.fsum(found.by_seed) / len(found.by_seed)
-    finding, unit, holds_if = (_word_rates if kind == "rate" else _word_decay)(mean)
+    if kind == "rate":
+        finding = f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate"
+        unit, holds_if = "decades a decade", -1
+    else:
+        finding, unit, holds_if = f"ΔNLL after the decay is {10**mean:.2f} times that before", "decades", 1
     claim = Claim(
         subject,
         "no claim",
@@ -52,15 +56,6 @@ def _judge(found: Compared, kind: str) -> Claim:
         test=("quantization", kind, found.series, str(found.bits)),
     )
     return judge_mean(claim, found.by_seed, holds_if, "decades")
-
-
-def _word_rates(mean: float) -> tuple[str, str, int]:
-    """Return finding, unit and the sign that supports the claim."""
-    return f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate", "decades a decade", -1
-
-
-def _word_decay(mean: float) -> tuple[str, str, int]:
-    return f"ΔNLL after the decay is {10**mean:.2f} times that before", "decades", 1
 
 
 def _note(found: Compared) -> str:

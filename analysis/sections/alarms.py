@@ -67,7 +67,9 @@ def sentences(study: Study) -> list[str]:
     found, broken = judged(study), int(breaks(study)["broke"].sum())
     if not broken:
         return ["No run broke by this rule: nothing to warn of."]
-    runs = f"{plural(broken, 'run')} broke, {_count_sound(study)} did not."
+    ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
+    sound = int((~breaks(study)["broke"].reindex(ended)).sum())
+    runs = f"{plural(broken, 'run')} broke, {sound} did not."
     judgeable = max((each.broken for each in found), default=0)
     if not judgeable:
         return [f"{runs} All broke too early to judge: no signal has more than {FEWEST_ROWS} rows before."]
@@ -85,11 +87,6 @@ def sentences(study: Study) -> list[str]:
     first = max(telling, key=lambda each: each.lead.value)
     lead = f"{first.lead.value:.0f} steps before the onset{_within(first.lead, '{:.0f}')}"
     return [f"{runs} More often than by chance warn: {'; '.join(named)}. The earliest is {first.signal.name}, {lead}."]
-
-
-def _count_sound(study: Study) -> int:
-    ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
-    return int((~breaks(study)["broke"].reindex(ended)).sum())
 
 
 def _within(found: Estimate, form: str) -> str:
@@ -115,12 +112,13 @@ def table(study: Study) -> Table | None:
         for each in judged(study)
         if each.broken or each.runs
     ]
+    limits = [f"{each.signal.name} {each.signal.limit:g}" for each in judged(study) if each.signal.limit is not None]
     caption = (
         f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} "
-        f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {_limits(judged(study))}. Warned: "
-        f"share of a group's broken runs in alarm within {HORIZON} steps before the onset, mean over groups. Lead: "
-        "median steps from the first such row to the onset. Before the loss: the same less the training loss's, over "
-        "runs of which both warned. By chance: the share warned if every step of runs that did not break were an "
+        f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {join_words(limits) or 'none'}. "
+        f"Warned: share of a group's broken runs in alarm within {HORIZON} steps before the onset, mean over groups. "
+        "Lead: median steps from the first such row to the onset. Before the loss: the same less the training loss's, "
+        "over runs of which both warned. By chance: the share warned if every step of runs that did not break were an "
         "onset; false alarms: their beginnings per 1,000 steps of these runs. Both are of the curves with broken runs, "
         "from the lowest rate at which one broke (if none held there, the largest at which one did). Below: 95 % "
         "intervals over groups of runs with one mechanism, settings and seed; for shares at least Clopper and "
@@ -139,11 +137,6 @@ def table(study: Study) -> Table | None:
         "earned before the loss",
     )
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
-
-
-def _limits(found: Sequence[Warned]) -> str:
-    named = [f"{each.signal.name} {each.signal.limit:g}" for each in found if each.signal.limit is not None]
-    return join_words(named) if named else "none"
 
 
 def _cell(found: Estimate, form: str) -> Cell:

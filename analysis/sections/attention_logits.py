@@ -24,7 +24,7 @@ from analysis.numbers.logit_growth import (
     fit_passing,
     read_logits,
 )
-from analysis.numbers.size_laws import AXES, Size
+from analysis.numbers.size_laws import AXES
 from analysis.numbers.transfer import Group, find_groups, has_sizes
 from analysis.sections.section import (
     Captioned,
@@ -93,15 +93,11 @@ def _predict(group: Group, found: Sequence[Growth]) -> tuple[Cell, ...] | None:
     law = fit_passing(found)
     if law is None or len(law.axes) != 1:
         return None
-    size = _double(group, law.axes[0])
+    (axis,), largest = law.axes, group.curves[-1].size
+    size = (*largest[:axis], 2 * largest[axis], *largest[axis + 1 :])
     value, half = law.predict(size)
     interval = f"{power(10 ** (value - half))} to {power(10 ** (value + half))}" if math.isfinite(half) else ""
     return Cell(f"{group.describe(size)}, predicted"), Cell(power(10**value), interval), Cell("--")
-
-
-def _double(group: Group, axis: int) -> Size:
-    largest = group.curves[-1].size
-    return (*largest[:axis], 2 * largest[axis], *largest[axis + 1 :])
 
 
 def sentences(study: Study) -> list[str]:

@@ -39,9 +39,11 @@ def generative_component_tables(study: Study) -> list[Table]:
     found = []
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
-        found += _tables(
-            study, runs, "gen_nll", "Generative NLL by component against learning rate", _oracle_caption(study, oracle)
+        about = (
+            f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by "
+            "itself: repetition scores low. Median over the seeds that were scored."
         )
+        found += _tables(study, runs, "gen_nll", "Generative NLL by component against learning rate", about)
     return found
 
 
@@ -83,13 +85,6 @@ def _validation_caption(study: Study) -> str:
     return (
         f"Validation NLL at the end of training: {words.parts}; the total is their sum. {words.baseline.capitalize()} "
         f"reach: {', '.join(known) or 'not recorded'}. Median over the seeds that finished."
-    )
-
-
-def _oracle_caption(study: Study, oracle: str) -> str:
-    return (
-        f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by itself: "
-        "repetition scores low. Median over the seeds that were scored."
     )
 
 
