@@ -28,7 +28,7 @@ from analysis.numbers.learning import LITTLE_SHARE
 from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
 from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Study
 from analysis.study.unlearned import unlearned
@@ -174,8 +174,7 @@ def figures(study: Study) -> Figures:
     return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(ablations(study))
+applies = has_data(ablations)
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

@@ -18,7 +18,7 @@ from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, width_cell
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -101,8 +101,7 @@ def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
     return figure
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and share_words(study) is not None
+applies = has_data(share_words)
 
 
 def _all_tables(study: Study) -> list[Table]:

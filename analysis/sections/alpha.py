@@ -29,8 +29,8 @@ from analysis.numbers.step_shares import (
 )
 from analysis.numbers.windows import windows
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.differences import verification
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
+from analysis.sections.steps import verification
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import (

@@ -26,15 +26,7 @@ from analysis.numbers.logit_growth import (
 )
 from analysis.numbers.size_laws import AXES
 from analysis.numbers.transfer import Group, find_groups, has_sizes
-from analysis.sections.section import (
-    Captioned,
-    Figures,
-    Section,
-    is_of_rates,
-    list_one,
-    make_body,
-    make_printer,
-)
+from analysis.sections.section import Captioned, Figures, Section, has_logged, list_one, make_body, make_printer
 from analysis.sections.training_edge import upper_edge
 from analysis.sections.transfer_figures import draw_law, set_size_axes
 from analysis.study.load import Frame, Study
@@ -54,9 +46,7 @@ SIZES_CAPTION = (
 )
 
 
-def applies(study: Study) -> bool:
-    logged = study.signals.get("activations")
-    return is_of_rates(study) and logged is not None and COLUMN in logged and bool(logged[COLUMN].notna().any())
+applies = has_logged("activations", COLUMN)
 
 
 @once_per_study

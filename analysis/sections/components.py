@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import CELL_RULE, finished_medians, nll_cell, select_finished
-from analysis.sections.section import Section, is_of_rates, make_body, make_printer
+from analysis.sections.section import Section, has_data, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -88,8 +88,5 @@ def _validation_caption(study: Study) -> str:
     )
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(component_tables(study))
-
-
+applies = has_data(component_tables)
 SECTION = Section(make_body("Components", component_tables), applies, tables=make_printer(component_tables))

@@ -30,7 +30,6 @@ from analysis.numbers.step_shares import (
     recorded_steps,
     series_with_results,
 )
-from analysis.sections.differences import differences_table
 from analysis.sections.section import Drawn, Figures, Section, draw_by_phase, make_body
 from analysis.sections.spectrum_figures import (
     DENSITY_CAPTION,
@@ -39,7 +38,7 @@ from analysis.sections.spectrum_figures import (
     profile_figures,
     spectrum_rows_of,
 )
-from analysis.sections.steps import make_fallen_tables, sharpness_table, spectrum_rows
+from analysis.sections.steps import differences_table, make_fallen_tables, sharpness_table, spectrum_rows
 from analysis.study.load import Column, Frame, Study
 from analysis.study.protocol import state_text, terms_in_brief
 from analysis.words import lr_text, wrap
