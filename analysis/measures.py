@@ -182,12 +182,7 @@ class Outcome:
 
 
 def outcome_of(study: Study, column: str = VALIDATION) -> Outcome:
-    """Return the declaration of a study's validation NLL, generative NLL or share.
-
-    Args:
-        study: the study; its objective has the terms.
-        column: of ``runs``.
-    """
+    """Return the declaration of a study's validation NLL, generative NLL or share."""
     words, nats = wording.words(study), wording.nats(study)
     if words.share is not None and column == words.share.column:
         name, unit = words.share.name, f"per cent {words.share.of},"
@@ -288,20 +283,10 @@ def _explodes(nll: float, runs: Frame) -> bool:
 
 
 def nll_text(nll: float, runs: Frame) -> str:
-    """Write an NLL with three decimals, or "exploded".
-
-    Args:
-        nll: in nats.
-        runs: runs with the NLL at initialisation.
-    """
+    """Write an NLL in nats with three decimals, or "exploded" above the runs' NLL at initialisation."""
     return EXPLODED if _explodes(nll, runs) else three_digits(nll)
 
 
 def nll_detail(spread: Spread, runs: Frame) -> str:
-    """Write the line below an NLL; exploded ends in powers of ten.
-
-    Args:
-        spread: over seeds.
-        runs: runs with the NLL at initialisation.
-    """
+    """Write the line below an NLL; ends above the runs' NLL at initialisation in powers of ten."""
     return spread.detail(lambda nll: power(nll) if _explodes(nll, runs) else three_digits(nll))

@@ -105,12 +105,7 @@ def word_claim(claim: Claim) -> Claim:
 
 
 def verdict_of(result: Comparison, holds_if: int = 1) -> Verdict:
-    """Return the verdict of a paired comparison.
-
-    Args:
-        result: the comparison.
-        holds_if: direction that supports the statement.
-    """
+    """Return the verdict of a paired comparison; ``holds_if``: the direction that supports the statement."""
     if result.n < 2:
         return "no claim"
     if result.direction == 0:

@@ -28,10 +28,6 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
 
     Each seed's limit is the reference's of the same seed. Seeds without one are left out. The reference's common window
     is its own. A series without a reference is left out, as is one whose reference learned nothing.
-
-    Args:
-        study: supplies the runs.
-        column: validation or generative NLL.
     """
     own, pairs, lacking = windows(study, column=column), references(study), reasons_untrained(study)
     found = {}
@@ -130,10 +126,6 @@ def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Fra
     """Return each trained series' window width as a function of the NLL threshold.
 
     The thresholds reach from the lowest NLL to the token-frequency NLL, or to 25 % above the lowest if it is unknown.
-
-    Args:
-        study: supplies the runs.
-        column: validation or generative NLL.
 
     Returns:
         By series: ``threshold`` (nats), ``width`` (decades) on the median line, and ``is_bound``: the window reaches

@@ -59,12 +59,7 @@ def _places(study: Study) -> Iterator[_Place]:
 
 
 def dataset_of(study: Study, known: Sequence[str]) -> str:
-    """Return the paper's data set that a study's record names; "" if none.
-
-    Args:
-        study: the study.
-        known: the paper's data sets.
-    """
+    """Return the one of the paper's data sets that a study's record names; "" if none."""
     named = str((study.spec.get("data") or {}).get("dataset") or "").lower()
     return next((each for each in known if named.endswith(each)), "")
 

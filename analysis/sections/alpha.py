@@ -286,10 +286,6 @@ ALONG_CAPTION = (
 def typical_steps(study: Study, series: str) -> Frame:
     """Return the recorded step with the median α_max at the lowest, the best and the highest measured rate.
 
-    Args:
-        study: supplies the steps.
-        series: name of the series.
-
     Returns:
         ``run_lr lr slope curvature alpha_max``, one row per rate; fewer if rates coincide.
     """

@@ -177,12 +177,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
 
 
 def nll_caption(study: Study, figure: Figure) -> str:
-    """Describe the marks that `nll_figure` has drawn.
-
-    Args:
-        study: the study.
-        figure: its figure.
-    """
+    """Describe the marks that `nll_figure` has drawn."""
     found = [each.median for each in windows(study).values() if each.median is not None]
     own, of_reference = limits(study, study.series, "its")
     has_diverged = bool((study.runs["status"] == "diverged").any())

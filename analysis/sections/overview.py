@@ -143,9 +143,7 @@ TROUBLED = "Runs that diverged, failed, or learned nothing"
 def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
     """Return every run not `stable`, or stable only by its guards, with its reason; None without any.
 
-    Args:
-        study: the study.
-        left_out: shown states without a row.
+    Runs with a state in ``left_out`` have no row.
     """
     runs = study.runs[
         (study.runs["status"] != "stable") | study.runs["run_id"].isin(find_guarded(study.runs)["run_id"])

@@ -36,10 +36,6 @@ def unlearned(study: Study, series: str) -> Unlearned:
 
     An NLL's is that of the targets' frequencies. A loss without a unit of nats has no such model: an untrained encoder
     of sentences is already better than equal embeddings by some losses, and worse by others. The lower one counts.
-
-    Args:
-        study: supplies the runs.
-        series: name of the series.
     """
     runs, words = study.of(series), wording.words(study)
     baseline = Unlearned(frequency_nll(runs), words.baseline, words.baseline_nll)
