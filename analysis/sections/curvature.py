@@ -118,10 +118,9 @@ def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     if rows is None:
         return []
     rows = add_kinds(rows)
-    present = study.present(rows)
     lrs = sorted(set(rows["run_lr"]))
     chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:LRS_SHOWN]
-    return [_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
+    return [_figure(rows, part, chosen) for part in chunks(study.present(rows), PANELS_PER_ROW)]
 
 
 def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:

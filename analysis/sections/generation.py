@@ -32,8 +32,7 @@ def generation_tables(study: Study) -> list[Table]:
     tables = []
     for oracle in sorted(set(scored["oracle"])):
         rows = scored[scored["oracle"] == oracle]
-        present = study.present(rows)
-        tables += [_table(study, rows, oracle, part) for part in chunks(present, NLL_COLUMNS)]
+        tables += [_table(study, rows, oracle, part) for part in chunks(study.present(rows), NLL_COLUMNS)]
     return tables
 
 
