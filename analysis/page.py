@@ -229,16 +229,13 @@ def _picture(picture: Picture, number: int) -> str:
     try:
         spec = describe(picture.figure)
     except Unknown:
-        return f"<figure>{_image(picture)}{caption}</figure>"
+        source = base64.b64encode(assembly.render(picture.figure, "svg")).decode()
+        image = f'<img alt={_quote(picture.name)} src="data:image/svg+xml;base64,{source}">'
+        return f"<figure>{image}{caption}</figure>"
     data = json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     place = f'<div id="figure-{number}" class="plotly-graph-div"></div>'
     script = f'(s => Plotly.newPlot("figure-{number}", s.data, s.layout, {json.dumps(CONFIG)}))({data})'
     return f"<figure>{place}<script>{script}</script>{caption}</figure>"
-
-
-def _image(picture: Picture) -> str:
-    source = base64.b64encode(assembly.render(picture.figure, "svg")).decode()
-    return f'<img alt={_quote(picture.name)} src="data:image/svg+xml;base64,{source}">'
 
 
 def _plotly() -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.sections.differences import find_other_sign, relative_difference
+from analysis.sections.steps import find_other_sign, relative_difference
 from benchmarks._machine import machine
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.numbers.at_best_rate import Bounds, Numbers
-from analysis.numbers.comparison import TIE_DECADES, decide
+from analysis.numbers.comparison import TIE_DECADES, decide_with_lost
 from analysis.numbers.optimizers import find_plain, groups, name_setting, numbers_of
 from analysis.numbers.side_by_side import mean_time
 from analysis.study.load import Study
@@ -161,11 +161,10 @@ def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int
     seeds = sorted(own.keys() & plain.keys())
     lows = [_less(own[seed][0], plain[seed][1]) for seed in seeds]
     highs = [_less(own[seed][1], plain[seed][0]) for seed in seeds]
-    if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
-        agreed = 1 if min(lows) > quantity.tie else -1 if max(highs) < -quantity.tie else 0
+    direction, interval, lost = decide_with_lost(lows, highs, quantity.tie)
+    if lost:
         text = f"(one of the two diverged at every rate in {lost} of {len(seeds)} seeds)"
-        return Difference(agreed, len(seeds), text)
-    direction, interval = decide(lows, highs, quantity.tie)
+        return Difference(direction, len(seeds), text)
     middles = [_middle(low, high) for low, high in zip(lows, highs, strict=True)]
     ends = " to ".join(
         quantity.form(end) if math.isfinite(end) else f"{end:.0f}".replace("inf", "∞") for end in interval

@@ -13,7 +13,7 @@ from typing import Literal
 
 from analysis.numbers.comparison import MOST_RUNS, Comparison
 from analysis.numbers.spread import LEVEL, MOST_SEEDS, holm, mean_interval, p_of_bounds, seeds_needed
-from analysis.words import power
+from analysis.words import join_words, power
 
 Verdict = Literal["holds", "contradicted", "undecided", "unresolved", "no claim", "not judged"]
 CONSENSUS = "Stabilizing Transformer Training Through Consensus"
@@ -105,17 +105,54 @@ def word_claim(claim: Claim) -> Claim:
 
 
 def verdict_of(result: Comparison, holds_if: int = 1) -> Verdict:
-    """Return the verdict of a paired comparison.
-
-    Args:
-        result: the comparison.
-        holds_if: direction that supports the statement.
-    """
+    """Return the verdict of a paired comparison; ``holds_if``: the direction that supports the statement."""
     if result.n < 2:
         return "no claim"
     if result.direction == 0:
         return "undecided" if result.is_resolved else "unresolved"
     return "holds" if result.direction == holds_if else "contradicted"
+
+
+def decline(subject: str, statement: str, why: str, paper: str = "") -> Claim:
+    """Return a claim that is not judged.
+
+    Args:
+        subject: its key.
+        statement: the claim in its own terms.
+        why: the reason, a clause.
+        paper: the paper that makes it.
+    """
+    return Claim(subject, "not judged", f"{statement}: not judged, since {why}.", statement, paper=paper)
+
+
+def decline_pair(subject: str, statement: str, names: tuple[str, str], few: Sequence[str], paper: str = "") -> Claim:
+    """Return a claim that is not judged, since one of two series learned too little.
+
+    Args:
+        subject: its key.
+        statement: the claim in its own terms.
+        names: both series, the reference last.
+        few: those that learned too little.
+        paper: the paper that makes it.
+    """
+    text = f"{names[0]} is not compared with {names[1]}: {join_words(few)} learned too little."
+    return Claim(subject, "not judged", text, statement, paper=paper)
+
+
+def judge_interval(low: float, high: float, limit: float) -> Verdict:
+    """Return the verdict of an interval on "above a limit".
+
+    Args:
+        low: lower end.
+        high: upper end.
+        limit: "holds" above it, "contradicted" below it.
+    """
+    return judge_sign((low > limit) - (high < limit))
+
+
+def judge_sign(sign: float) -> Verdict:
+    """Return the verdict of a direction, positive if it supports the statement."""
+    return "holds" if sign > 0 else "contradicted" if sign < 0 else "undecided"
 
 
 def judge_mean(claim: Claim, values: Sequence[float], holds_if: int, unit: str, digits: int = 2) -> Claim:
@@ -133,8 +170,7 @@ def judge_mean(claim: Claim, values: Sequence[float], holds_if: int, unit: str, 
     number, verdict = len(values), "no claim"
     ends = (min(values), max(values)) if number == 2 else mean_interval(values)
     if number > 1:
-        sign = 1 if ends[0] > 0 else -1 if ends[1] < 0 else 0
-        verdict = "undecided" if not sign else "holds" if sign == holds_if else "contradicted"
+        verdict = judge_sign(((ends[0] > 0) - (ends[1] < 0)) * holds_if)
     text = interval_text(ends, number, unit, digits)
     judged = replace(claim, verdict=verdict, n=number, interval=text, differences=tuple(values))
     return word_claim(replace(judged, p=p_of_bounds(values, values)))

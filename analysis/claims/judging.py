@@ -1,7 +1,7 @@
 """Judge a study's mechanisms against its reference, then the papers' claims, as sentences and tables.
 
-Comparisons with the reference: `reference`. The consensus paper's claims: low-pass filters (2.2) here, `layers` (1, 4),
-`windows` (5.1) and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `recall`. Warnings:
+Comparisons with the reference: `reference`. The consensus paper's claims: low-pass filters (2.2) here, `layers` (1, 4,
+Table 9), `windows` (5.1) and `steps` (5.2.1). Other papers' claims: `rivals`, `mixers` and `recall`. Warnings:
 `signals`. Rules:
 
 - A mechanism without learning is "untrained" (criteria: `learning`). No claim is made about untrained mechanisms.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from analysis.claims import ablation, layers, lengths, mixers, quantization, recall, rivals, signals
+from analysis.claims import layers, lengths, mixers, quantization, recall, rivals, signals
 from analysis.claims.claim import (
     ATTENTIONX,
     CONSENSUS,
@@ -40,7 +40,6 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.spread import Mean
-from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
@@ -63,7 +62,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
         prefix = f"Setting {setting}: " if setting else ""
         remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(sides)]
         papers += [_name_setting(claim, prefix) for claim in _judge_consensus(study, sides)]
-    papers += [*low_pass_claims(study), *layers.claims(study), *ablation.claims(study)]
+    papers += [*low_pass_claims(study), *layers.claims(study)]
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
     papers += [*recall.claims(study), *quantization.claims(study), *lengths.claims(study), *signals.claims(study)]
@@ -222,9 +221,8 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with consensus spectra probed at its best rate."""
     if "spectra" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    rows = study.probed("spectra")
-    rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished) & rows["step_limit"].notna()]
+    rows = study.probed_at_end("spectra")
+    rows = rows[rows["step_limit"].notna()]
     found = windows(study)
     for series in study.series:
         best = found[series].median

@@ -1,7 +1,9 @@
-"""Judge the consensus paper's statements on graphs and trained layers, from `stability.probe`.
+"""Judge the consensus paper's statements on graphs, trained layers (`stability.probe`) and settings of sc.
 
 Bounds of the algebraic connectivity (Eqs. 15 and 16, end of section 4) are theorems: one value outside refutes them.
-The conditioning of W_qᵀW_k (section 1) is judged over seeds.
+The conditioning of W_qᵀW_k (section 1) is judged over seeds. So are the trends of Table 9, that a larger ξ, rank or
+window of sc lowers its validation NLL: from the smallest to the largest value of a study, each at its own best rate,
+paired by seed. Each setting is a comparison of its own in Holm's correction.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from analysis.claims.claim import CONSENSUS, Claim, judge_mean, signed, word_claim
-from analysis.numbers.step_shares import TERMINAL
-from analysis.study.load import HAS_RESULT, Frame, Study
+from analysis.claims.claim import CONSENSUS, Claim, decline, judge_mean, signed, word_claim
+from analysis.numbers.ablations import Group, ablations
+from analysis.numbers.learning import LITTLE_SHARE
+from analysis.study.load import Frame, Study
+from analysis.study.unlearned import unlearned
 from analysis.words import lr_text, plural, power
 
 WITHIN = "λ_1 lies within the paper's bounds for "
@@ -28,8 +32,8 @@ CONDITIONING = "W_qᵀW_k of {} becomes ill-conditioned as the learning rate is 
 
 
 def claims(study: Study) -> list[Claim]:
-    """Return the claims on the connectivity of graphs, then on the conditioning of W_qᵀW_k."""
-    return [*connectivity_claims(study.probes), *_conditioning_claims(study)]
+    """Return the claims on the connectivity of graphs, on the conditioning of W_qᵀW_k, and on the trends of Table 9."""
+    return [*connectivity_claims(study.probes), *_conditioning_claims(study), *_trend_claims(study)]
 
 
 def connectivity_claims(probes: Mapping[str, Frame]) -> list[Claim]:
@@ -74,9 +78,7 @@ def _conditioning_claims(study: Study) -> Iterator[Claim]:
     """Yield a claim for each series with W_qᵀW_k probed at two rates or more, at terminal checkpoints."""
     if "qk" not in study.probes:
         return
-    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    rows = study.probed("qk")
-    rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished)]
+    rows = study.probed_at_end("qk")
     for series in study.series:
         heads = qk_heads(rows[rows["series"] == series])
         if heads["run_lr"].nunique() > 1:
@@ -99,8 +101,8 @@ def _judge_conditioning(series: str, heads: Frame, diverged: int) -> Claim:
     ]
     statement = CONDITIONING.format(series)
     if not slopes or not all(map(math.isfinite, slopes)):
-        text = f"{statement}: not judged, since half of the matrices of a run are singular, or no seed has two rates."
-        return Claim(f"conditioning {series}", "not judged", text, statement, paper=CONSENSUS)
+        why = "half of the matrices of a run are singular, or no seed has two rates"
+        return decline(f"conditioning {series}", statement, why, CONSENSUS)
     mean, typical = math.fsum(slopes) / len(slopes), 10 ** condition.groupby("run_lr")["condition"].median()
     ends = " and ".join(f"{power(typical[lr])} at {lr_text(lr)}" for lr in (typical.index.min(), typical.index.max()))
     lost = f" {plural(diverged, 'diverged run')} left no such checkpoint." if diverged else ""
@@ -126,3 +128,38 @@ def qk_heads(rows: Frame) -> Frame:
     ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
     with np.errstate(divide="ignore"):
         return ends.assign(norm=ends["max"], condition=ends["max"] / ends["min"])
+
+
+def _trend_claims(study: Study) -> Iterator[Claim]:
+    """Yield a claim for each setting of Table 9 with two values or more; none without an ablation of sc."""
+    for each in ablations(study):
+        for group in each.groups:
+            if group.in_paper and group.numeric and len(group.columns) > 1:
+                yield _judge_trend(study, each.base, group)
+
+
+def _judge_trend(study: Study, base: str, group: Group) -> Claim:
+    """Return the claim on one setting."""
+    (low, high), values = group.ends, group.changes.tolist()
+    subject, start = f"Table 9 {base} {group.setting}", unlearned(study, base)
+    statement = f"a larger {group.setting} lowers {base}'s validation NLL (Table 9)"
+    why = ""
+    if not start.nll - min(low.median, high.median) > LITTLE_SHARE * start.nll:
+        why = f"both values learned less than {100 * LITTLE_SHARE:g} % beyond {start.name}"
+    elif not all(map(math.isfinite, values)):
+        why = f"a run diverged at {group.setting}={(high if high.diverged else low).text}"
+    if why or not values:
+        return decline(subject, statement, why or "no seed has both values", CONSENSUS)
+    mean = math.fsum(values) / len(values)
+    claim = Claim(
+        subject,
+        "no claim",
+        statement=statement,
+        effect=f"{signed(mean, 3)} nats",
+        paper=CONSENSUS,
+        finding=f"{base}'s validation NLL changes by {signed(mean, 3)} nats with {group.setting} from {low.text} to "
+        f"{high.text}",
+        note="Each value at its own best rate." if study.runs["lr"].nunique() > 1 else "All runs have one rate.",
+        test=("Table 9", base, group.setting),
+    )
+    return judge_mean(claim, values, -1, "nats", 3)

@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, judge_mean, signed
+from analysis.claims.claim import Claim, decline, judge_mean, signed
 from analysis.numbers.windows import windows
-from analysis.study.load import HAS_RESULT, Frame, Study
+from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import lr_text
 
-NAME, TERMINAL = "lengths", "terminal"
+NAME = "lengths"
 
 
 @once_per_study
 def read_best(study: Study) -> Frame:
     """Return the rows of finished runs at the best learning rate of their series."""
-    rows = study.probed(NAME)
-    finished = study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
+    rows = study.probed_at_end(NAME)
     best = {name: found.median.best_lr for name, found in windows(study).items() if found.median is not None}
-    at_best = rows["run_lr"] == rows["series"].map(best)
-    return rows[at_best & (rows["phase"] == TERMINAL) & rows["run_id"].isin(finished)]
+    return rows[rows["run_lr"] == rows["series"].map(best)]
 
 
 def list_multiples(study: Study) -> list[int]:
@@ -33,12 +31,10 @@ def list_multiples(study: Study) -> list[int]:
     return sorted({int(each) for each in study.probes[NAME]["multiple"]})
 
 
-def claims(study: Study) -> list[Claim]:
-    """Return a claim for each series and length; [] without a probe."""
-    return list(_claims(study)) if NAME in study.probes else []
-
-
-def _claims(study: Study) -> Iterator[Claim]:
+def claims(study: Study) -> Iterator[Claim]:
+    """Yield a claim for each series and length; none without a probe."""
+    if NAME not in study.probes:
+        return
     best = read_best(study)
     for series in study.series:
         for multiple in list_multiples(study):
@@ -54,7 +50,7 @@ def _judge(series: str, multiple: int, rows: Frame) -> Claim:
     if not all(map(math.isfinite, values)):
         limit = rows["limit"].iloc[0]
         why = "the NLL of a run is not finite" if math.isnan(limit) else f"it has {limit:.0f} positions"
-        return Claim(subject, "not judged", f"{statement}: not judged, since {why}.", statement)
+        return decline(subject, statement, why)
     mean = math.fsum(values) / len(values)
     claim = Claim(
         subject,

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.claims.at_best_rate import best, divergences
-from analysis.claims.claim import TOOLKIT, Claim, Verdict, word_claim
+from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, word_claim
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.numbers.at_best_rate import Bounds
-from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide
+from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide_with_lost
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import (
     PLAIN,
@@ -131,8 +131,7 @@ def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: s
     """Return a "not judged" claim if either series learned too little, else None."""
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
-    text = f"{other} is not compared with {plain}: {join_words(few)} learned too little."
-    return Claim(f"trained {other}", "not judged", text, statement, paper=TOOLKIT)
+    return decline_pair(f"trained {other}", statement, (other, plain), few, TOOLKIT)
 
 
 def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
@@ -147,12 +146,12 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
     highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
     subject, n = f"edge {other} beside {plain}", len(seeds)
-    direction, interval, lost = _decide(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
+    direction, interval, lost = decide_with_lost(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
     known = " to ".join(_times(end + needed) for end in interval)
     kind = "range" if n == 2 or lost else "95 %"
     least, most = (float(np.median([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
     effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
-    verdict: Verdict = "holds" if direction > 0 else "contradicted" if direction < 0 else "undecided"
+    verdict = judge_sign(direction)
     more_runs, is_resolved = None, True
     if direction and not lost:
         is_resolved, more_runs = _resolve([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
@@ -192,17 +191,6 @@ def _resolve(
     size = abs(float(np.mean([low + high for low, high in zip(lows, highs, strict=True)]))) / 2
     more = bisections_needed([gap for gap in gaps if math.isfinite(gap)], size)
     return False, None if more is None else more * len(seeds)
-
-
-def _decide(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
-    """Return direction, interval and the number of infinite differences, from bounds.
-
-    An infinite difference means one side has no stable rate; then all seeds must agree.
-    """
-    if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
-        ends = min(lows), max(highs)
-        return (1 if ends[0] > tie else -1 if ends[1] < -tie else 0), ends, lost
-    return *decide(lows, highs, tie), 0
 
 
 def _times(decades: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, bounds, judge_mean, signed
+from analysis.claims.claim import Claim, bounds, decline, judge_mean, signed
 from analysis.numbers.quantization import BEFORE, NAME, Compared, compare_decay, compare_rates, list_bits
 from analysis.numbers.spread import mean_interval
 from analysis.study.load import Study
@@ -20,12 +20,10 @@ STATEMENTS = {"rate": "a larger learning rate quantises better", "decay": "the d
 MOST_BITS = 4  # beyond, rounding hardly changes the NLL
 
 
-def claims(study: Study) -> list[Claim]:
-    """Return both claims for each series and at most `MOST_BITS` bits; [] without a probe."""
-    return list(_claims(study)) if NAME in study.probes else []
-
-
-def _claims(study: Study) -> Iterator[Claim]:
+def claims(study: Study) -> Iterator[Claim]:
+    """Yield both claims for each series and at most `MOST_BITS` bits; none without a probe."""
+    if NAME not in study.probes:
+        return
     kinds = {"rate": compare_rates, "decay": compare_decay}
     if not (study.probes[NAME]["phase"] == BEFORE).any():
         del kinds["decay"]
@@ -40,10 +38,13 @@ def _judge(found: Compared, kind: str) -> Claim:
     statement = f"{found.series}, {found.bits} bits: {STATEMENTS[kind]}"
     subject = f"quantization {kind} {found.series} {found.bits}"
     if found.why_not:
-        text = f"{statement}: not judged, since {found.why_not}."
-        return Claim(subject, "not judged", text, statement, paper=PAPER)
+        return decline(subject, statement, found.why_not, PAPER)
     mean = math.fsum(found.by_seed) / len(found.by_seed)
-    finding, unit, holds_if = (_word_rates if kind == "rate" else _word_decay)(mean)
+    if kind == "rate":
+        finding = f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate"
+        unit, holds_if = "decades a decade", -1
+    else:
+        finding, unit, holds_if = f"ΔNLL after the decay is {10**mean:.2f} times that before", "decades", 1
     claim = Claim(
         subject,
         "no claim",
@@ -55,15 +56,6 @@ def _judge(found: Compared, kind: str) -> Claim:
         test=("quantization", kind, found.series, str(found.bits)),
     )
     return judge_mean(claim, found.by_seed, holds_if, "decades")
-
-
-def _word_rates(mean: float) -> tuple[str, str, int]:
-    """Return finding, unit and the sign that supports the claim."""
-    return f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate", "decades a decade", -1
-
-
-def _word_decay(mean: float) -> tuple[str, str, int]:
-    return f"ΔNLL after the decay is {10**mean:.2f} times that before", "decades", 1
 
 
 def _note(found: Compared) -> str:

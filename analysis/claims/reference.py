@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.claims.claim import Claim, interval_text, signed, verdict_of, verdict_words, word_claim
+from analysis.claims.claim import Claim, decline_pair, interval_text, signed, verdict_of, verdict_words, word_claim
 from analysis.claims.pairs import Measure, Pair, find_measures
-from analysis.claims.residuals import throughput_claim
-from analysis.claims.rivals import best_claim
+from analysis.claims.rivals import best_claim, throughput_claim
 from analysis.claims.windows import window_claim
 from analysis.numbers.at_best_rate import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows
@@ -50,9 +49,9 @@ def reference_claims(study: Study) -> list[Claim]:
     claims = []
     for series, plain in pairs.items():
         if few := [name for name in (series, plain) if lacking[name]]:
-            text = f"{series} is not compared with {plain}: {join_words(few)} learned too little."
             statement = f"{series} is compared with {plain}"
-            claims.append(Claim(f"{series} beside {plain}", "not judged", text, statement, about=("", series)))
+            claim = decline_pair(f"{series} beside {plain}", statement, (series, plain), few)
+            claims.append(replace(claim, about=("", series)))
         else:
             found = _claims_on(study, series, plain, numbers)
             claims += [replace(each, about=(quantity, series)) for quantity, each in found]

@@ -1,7 +1,9 @@
 """Judge the claims of the papers on residual schemes and AttentionX, and compare the best values of two series.
 
-Comparisons are made seed by seed under the rules in `analysis.claims.judging`. Claims from `analysis.claims.residuals`
-and `streams` follow. mHC-lite is compared with mHC, AttentionX with attention under the same mask.
+Comparisons are made seed by seed under the rules in `analysis.claims.judging`. mHC-lite (arXiv:2601.05732) is compared
+with mHC, AttentionX with attention under the same mask. Claims on throughput and gradient norms follow: n counts seeds,
+for throughput turns, and three or more decide if a 95 % interval of the ratio, on a logarithmic scale, excludes
+equality. If the study lacks the data, the claim's text names the measurement to run. `streams` has the last ones.
 """
 
 from __future__ import annotations
@@ -9,11 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from analysis.claims import residuals as residual_claims
-from analysis.claims.claim import ATTENTIONX, MHC_LITE, Claim, Verdict, interval_text, signed, word_claim
+from analysis.claims.claim import (
+    ATTENTIONX,
+    MHC_LITE,
+    Claim,
+    Verdict,
+    decline_pair,
+    interval_text,
+    judge_interval,
+    judge_sign,
+    signed,
+    word_claim,
+)
 from analysis.claims.pairs import (
     FURTHER,
     RIVALS,
@@ -27,14 +40,18 @@ from analysis.claims.pairs import (
 )
 from analysis.claims.streams import depth_claims, mixing_claims
 from analysis.numbers.comparison import decide
-from analysis.numbers.spread import p_of_bounds
+from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
+from analysis.numbers.spread import Mean, p_beyond, p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
-from analysis.words import join_words, plural
+from analysis.words import lr_text, plural
 
 # our margin for "on par": the paper gives none, and Table 1's numbers are not in the text at hand
 PAR_NATS = 0.01
+# norms closer than this count as equal: two schemes with equal starts agree to five digits for a while
+SAME_NORM = 0.005
+NEGLIGIBLE_SLOWDOWN = 0.05  # our choice: the paper's "negligible" has no number
 UNITS = {"val_nll": "nats"}
 PAPERS = {"attentionx": ATTENTIONX, "mhc_lite": MHC_LITE}
 LOWER_NORM = "mHC-lite's gradient norm is slightly lower than mHC's (4.1, Figure 2)"
@@ -76,8 +93,7 @@ def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str]) 
             continue
         paper = PAPERS[pair.names[0]]
         if lacking:
-            text = f"{pair.other} is not compared with {pair.plain}: {join_words(lacking)} learned too little."
-            yield Claim(f"trained {named}", "not judged", text, statement, paper=paper)
+            yield decline_pair(f"trained {named}", statement, (pair.other, pair.plain), lacking, paper)
         else:
             yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement, paper=paper)
 
@@ -111,8 +127,8 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
     for pair in judged:
         of_which = f": {pair.other}" if len(judged) > 1 else ""
         statement = f"AttentionX's computational overhead is negligible (3.2){of_which}"
-        least = 1 - residual_claims.NEGLIGIBLE_SLOWDOWN
-        claim = residual_claims.throughput_claim(study, pair.other, pair.plain, statement=statement, least=least)
+        least = 1 - NEGLIGIBLE_SLOWDOWN
+        claim = throughput_claim(study, pair.other, pair.plain, statement=statement, least=least)
         yield replace(claim, paper=ATTENTIONX)
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     for _, group in alike(base, "residual"):
@@ -128,9 +144,9 @@ def _judge_schemes(study: Study, schemes: Mapping[str, str], found: Mapping[str,
         for plain in (name for name in FURTHER["mhc_lite"] if name in schemes):
             title = {"mhc": "mHC", "hc": "HC"}[plain]
             faster = f"mHC-lite's throughput is higher than {title}'s without any kernel of its own (4.2, Figure 5)"
-            yield residual_claims.throughput_claim(study, lite, schemes[plain], statement=faster)
+            yield throughput_claim(study, lite, schemes[plain], statement=faster)
             lower = LOWER_NORM if plain == "mhc" else ""
-            yield residual_claims.gradient_norm_claim(study, lite, schemes[plain], statement=lower)
+            yield gradient_norm_claim(study, lite, schemes[plain], statement=lower)
     if {"mhc", "mhc_lite", "hc"} & schemes.keys():
         yield from mixing_claims(study, dict(schemes), dict(found))
 
@@ -154,7 +170,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     differences = [a - b for a, b in pairs]
     direction, (low, high) = decide(differences, differences, limit=limit)
     n, is_par = len(pairs), "on par" in statement
-    verdict: Verdict = "no claim" if n < 2 else _judge_par(low, high) if is_par else _verdict_of(direction * better)
+    verdict: Verdict = "no claim" if n < 2 else _judge_par(low, high) if is_par else judge_sign(direction * better)
     decimals, unit = int(digits[1]), UNITS.get(column, "") if wording.words(study).in_nats else ""
     size = float(np.mean(differences)) if pairs else math.nan
     medians = " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else ""
@@ -206,10 +222,6 @@ def _best_pairs(study: Study, measure: Measure, pair: Pair) -> list[tuple[float,
     ]
 
 
-def _verdict_of(sign: int) -> Verdict:
-    return "holds" if sign > 0 else "contradicted" if sign < 0 else "undecided"
-
-
 def _judge_par(low: float, high: float) -> Verdict:
     """Return the verdict for "on par or lower": the interval (nats) against the margin."""
     return "holds" if high < PAR_NATS else "contradicted" if low > PAR_NATS else "undecided"
@@ -229,3 +241,101 @@ def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
     """Return a table, learning rate × seed: finished values, ``diverged``, or NaN without a result."""
     value = runs[column].where(runs["status"].isin(HAS_RESULT)).where(runs["status"] != "diverged", diverged)
     return tabulate(runs[value.notna()], value.dropna(), "first")
+
+
+def throughput_claim(study: Study, other: str, plain: str, *, statement: str, least: float = 1.0) -> Claim:
+    """Judge whether ``other`` trains at more than ``least`` times the throughput of ``plain``.
+
+    Only turns measured side by side count.
+
+    Args:
+        study: supplies the measured turns.
+        other: series to judge.
+        plain: reference series.
+        statement: the paper's claim.
+        least: ratio to exceed; 1.0 tests for a higher throughput.
+    """
+    subject, found = f"throughput {other} beside {plain}", ratio(study, other, plain)
+    if found is None:
+        text = (
+            f"Not judged: the throughput of {other} beside {plain}. The runs' own clocks hold what else the machine "
+            f"did; python -m benchmarks.throughput runs/studies/{study.name} measures them side by side."
+        )
+        return Claim(subject, "not judged", text, statement)
+    numbers = (
+        f"{found.median:.3f} times that of {plain}, {_interval_text(found)}, {plural(found.turns, 'turn')} side by "
+        f"side on {study.throughput['device']}"
+    )
+    effect, known = f"{found.median:.3f} times the throughput", _interval_text(found)
+    judged = partial(Claim, subject, statement=statement, n=found.turns, effect=effect)
+    if found.turns < FEWEST_TURNS:
+        text = f"On the throughput of {other} no claim is made with {plural(found.turns, 'turn')} ({numbers})."
+        return judged("no claim", text)
+    verdict = judge_interval(found.low, found.high, least)
+    said = {"holds": "is", "contradicted": "is not", "undecided": "cannot be told to be"}[verdict]
+    what = "higher" if least == 1.0 else f"at least {100 * least:.0f} % of it"
+    return judged(verdict, f"The throughput of {other} {said} {what} ({numbers}).", interval=known)
+
+
+def _interval_text(found: Ratio) -> str:
+    return (
+        f"95 % interval of the median over turns {found.low:.3f} to {found.high:.3f}"
+        if found.turns >= FEWEST_TURNS
+        else "too few turns for an interval"
+    )
+
+
+def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str) -> Claim:
+    """Judge whether gradients in ``other`` have a smaller norm than in ``plain``.
+
+    Each run contributes its median norm over steps, before clipping. Runs are paired by rate and seed, over rates
+    finished by all runs on both sides. The ratio is a geometric mean over rates, per seed.
+
+    Args:
+        study: supplies runs and curves.
+        other: series to judge.
+        plain: reference series.
+        statement: the paper's claim.
+    """
+    subject = f"gradient norm {other} beside {plain}"
+    norms = study.curves[study.curves["grad_norm"] > 0].groupby("run_id")["grad_norm"].median()
+    tables = [_tabulate(study.of(name), norms) for name in (other, plain)]
+    shared = tables[0].index.intersection(tables[1].index)
+    seeds = tables[0].columns.intersection(tables[1].columns)
+    logs = np.log(tables[0].loc[shared, seeds] / tables[1].loc[shared, seeds]).dropna()
+    if logs.empty:
+        text = (
+            f"Not judged: gradient norms of {other} beside {plain}; at no learning rate did every run of both finish "
+            "with norms kept."
+        )
+        return Claim(subject, "not judged", text, statement)
+    per_seed = np.exp(logs.mean(axis=0))
+    found, rates = Mean.of(per_seed, is_positive=True), "rate" if len(logs) == 1 else "rates"
+    low, high = found.low, found.high
+    kind = "range" if found.n < 3 else "95 %"
+    verdict: Verdict = "holds" if high < 1 - SAME_NORM else "contradicted" if low > 1 + SAME_NORM else "undecided"
+    effect, at = f"{found.mean:.3f} times the norm", ", ".join(map(lr_text, logs.index))
+    logs_by_seed = np.log(per_seed)
+    below = (np.log1p(-SAME_NORM) - logs_by_seed).tolist()
+    above = (logs_by_seed - np.log1p(SAME_NORM)).tolist()
+    return word_claim(
+        Claim(
+            subject,
+            "no claim" if found.n < 2 else verdict,
+            statement=statement,
+            n=found.n,
+            effect=effect,
+            interval=f"{kind}: {low:.3f} to {high:.3f}" if found.n > 1 else "",
+            finding=f"{other}'s gradient norm is {found.mean:.3f} times {plain}'s at the {rates} {at}",
+            test=("gradient norm", other, plain),
+            p=min(p_beyond(below), p_beyond(above)),
+            differences=tuple(below if found.mean < 1 else above),
+        )
+    )
+
+
+def _tabulate(runs: Frame, norms: Frame) -> Frame:
+    """Return a table, learning rate × seed, restricted to rates finished by every run."""
+    kept = runs.groupby("lr").filter(lambda part: part["status"].isin(HAS_RESULT).all())
+    norm = kept["run_id"].map(norms)
+    return tabulate(kept[norm.notna()], norm.dropna(), "first")

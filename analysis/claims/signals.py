@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from analysis.claims.claim import Claim, interval_text, signed, word_claim
+from analysis.claims.claim import Claim, decline, interval_text, signed, word_claim
 from analysis.numbers.alarms import EarnedLeads, compare_leads
 from analysis.numbers.spread import LEVEL, compare_means
 from analysis.study.load import Study
@@ -30,7 +30,7 @@ def _judge(found: EarnedLeads) -> Claim:
     statement = f"the {found.signal.name} warns of a break before the training loss does"
     subject = f"signal {found.signal.name}"
     if found.why_not:
-        return Claim(subject, "not judged", f"{statement}: not judged, since {found.why_not}.", statement)
+        return decline(subject, statement, found.why_not)
     number, verdict = len(found.by_unit), "no claim"
     by_chance = math.fsum(found.by_chance) / len(found.by_chance)
     earned = [value - by_chance for value in found.by_unit]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, sentence, word_claim
+from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, judge_interval, sentence, word_claim
 from analysis.claims.windows import Side
 from analysis.numbers.spread import share_interval
 from analysis.numbers.step_comparison import Medians, StepShares, compare_medians, compare_stable_steps, highest_lrs
@@ -214,7 +214,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     most = bad.groupby(["series", "seed"])["below"].mean() > 0.5
     low, high = share_interval(int(most.sum()), len(most))
     curves = f"most of them in {int(most.sum())} of {plural(len(most), 'curve')}"
-    verdict: Verdict = "holds" if low > 0.5 else "contradicted" if high < 0.5 else "undecided"
+    verdict = judge_interval(low, high, 0.5)
     by_mechanism = [
         f"{side.name} {int(part['below'].sum())} of {len(part)}"
         for side in sides

@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.claims.claim import Claim, Verdict, judge_mean, signed
+from analysis.claims.claim import Claim, Verdict, judge_interval, judge_mean, signed
 from analysis.numbers.spread import Mean, Spread
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
-from analysis.study.load import HAS_RESULT, Column, Frame, Study
+from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text, plural, power
 
 NAME = "streams"
@@ -102,7 +102,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
         statement = f"{EXACTLY}, HC's and mHC's are not (4.3)"
         yield Claim("stochasticity", "not judged", text, statement)
         return
-    rows = _terminal_rows(study)
+    rows = study.probed_at_end(NAME)
     if "mhc_lite" in schemes:
         yield from _exact(rows, schemes["mhc_lite"])
     for scheme in ("mhc", "hc"):
@@ -110,12 +110,6 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
             yield from _drift(rows, schemes[scheme], scheme)
     if "mhc" in schemes:
         yield from _outliers(rows, schemes["mhc"], found, wording.words(study).position[1])
-
-
-def _terminal_rows(study: Study) -> Frame:
-    """Return the probe's rows of finished runs; a run that stopped early has no trained model."""
-    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(HAS_RESULT), "run_id"]
-    return rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
 
 
 def _exact(rows: Frame, series: str) -> Iterator[Claim]:
@@ -182,7 +176,7 @@ def _drift_by_seed(single: Column, product: Column, series: str, statement: str)
     if found.n < 2:
         text = f"On column sums of {series} no claim is made with {plural(found.n, 'seed')} ({numbers})."
         return judged("no claim", text)
-    verdict: Verdict = "holds" if found.low > 1 else "contradicted" if found.high < 1 else "undecided"
+    verdict = judge_interval(found.low, found.high, 1)
     said = {
         "holds": "lie further off 1 than",
         "contradicted": "lie nearer to 1 than",
@@ -221,7 +215,7 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
     if len(shares) < 2:
         yield judged("no claim", f"On outliers of {series} no claim is made with one seed ({numbers}).", n=1)
         return
-    verdict: Verdict = "holds" if low > NEGLIGIBLE_SHARE else "contradicted" if high < NEGLIGIBLE_SHARE else "undecided"
+    verdict = judge_interval(low, high, NEGLIGIBLE_SHARE)
     said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[
         verdict
     ]
@@ -236,7 +230,7 @@ def depth_claims(study: Study) -> Iterator[Claim]:
     """
     if NAME not in study.probes:
         return
-    rows = _terminal_rows(study)
+    rows = study.probed_at_end(NAME)
     rows = rows[rows["series"].isin(study.runs.loc[study.runs["residual"] == "mhc", "series"])]
     for name, own in rows.groupby(rows["series"].map(_without_layers), sort=False):
         connections = own.groupby("series")["connection"].max() + 1

@@ -56,6 +56,21 @@ def dots(ax: Axes, x: Any, y: Any, marker: str, color: Any, size: float = 4.2, *
     mark(ax, x, y, marker, color, size, **{"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4} | look)
 
 
+def draw_seeds(ax: Axes, rows: Frame, x: str, y: str, look: Look) -> None:
+    """Draw one series: the median at each x as a line, the seeds as points.
+
+    Args:
+        ax: the panel.
+        rows: one per seed and x.
+        x: column of the x coordinates.
+        y: column of the y coordinates.
+        look: the series' look.
+    """
+    median = rows.groupby(x)[y].median()
+    ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
+    dots(ax, rows[x], rows[y], look.marker, look.color)
+
+
 def say_instead(ax: Axes, text: str, va: str = "center") -> None:
     """Write the reason for an empty panel into it.
 

@@ -99,6 +99,27 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
     return looks
 
 
+def panel_grid(
+    number: int, columns: int, row_inches: float, more_inches: float, width: float = WIDTH_INCHES, **shared: Any
+) -> tuple[Figure, Any]:
+    """Return a figure and its panels, row by row, without the last row's empty places.
+
+    Args:
+        number: of panels.
+        columns: of the grid.
+        row_inches: height of a row.
+        more_inches: height beside the rows, e.g. of the legend.
+        width: of the figure, in inches.
+        shared: passed to matplotlib's subplots.
+    """
+    lines = math.ceil(number / columns)
+    figure = Figure(figsize=(width, more_inches + row_inches * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, **shared).ravel()
+    for ax in axes[number:]:
+        ax.remove()
+    return figure, axes[:number]
+
+
 def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
     """Draw a legend above the panels; rows beyond those for ``most`` columns make the figure taller.
 

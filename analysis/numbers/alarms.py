@@ -210,10 +210,6 @@ def find_warnings(study: Study, signal: Signal) -> Frame:
     - ``lead``: steps from the first row in alarm within `HORIZON` before the onset; NaN without one.
     - ``alarms``: of a comparable run, beginnings of an alarm; ``steps``: those with more than `FEWEST_ROWS` rows
       before; ``chance_warned``, ``chance_lead``: sums over these steps, as onsets.
-
-    Args:
-        study: the study.
-        signal: the signal.
     """
     known, comparable, found = breaks(study), set(find_comparable(study)), []
     runs = study.runs[study.runs["status"].isin(ENDED)].set_index("run_id")

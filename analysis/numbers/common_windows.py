@@ -17,7 +17,7 @@ from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_l
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.study.unlearned import unlearned
+from analysis.study.unlearned import frequency_nll, unlearned
 
 THRESHOLDS = 80  # points of a curve of widths
 
@@ -28,10 +28,6 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
 
     Each seed's limit is the reference's of the same seed. Seeds without one are left out. The reference's common window
     is its own. A series without a reference is left out, as is one whose reference learned nothing.
-
-    Args:
-        study: supplies the runs.
-        column: validation or generative NLL.
     """
     own, pairs, lacking = windows(study, column=column), references(study), reasons_untrained(study)
     found = {}
@@ -131,10 +127,6 @@ def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Fra
 
     The thresholds reach from the lowest NLL to the token-frequency NLL, or to 25 % above the lowest if it is unknown.
 
-    Args:
-        study: supplies the runs.
-        column: validation or generative NLL.
-
     Returns:
         By series: ``threshold`` (nats), ``width`` (decades) on the median line, and ``is_bound``: the window reaches
         the sweep's end or a rate without a result. A curve begins at the series' best NLL.
@@ -148,7 +140,7 @@ def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Fra
     if not lines:
         return {}
     lowest = min(float(line.min()) for line in lines.values())
-    unigram = float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
+    unigram = frequency_nll(study.runs) if column == VALIDATION else math.nan
     highest = unigram if unigram > lowest else lowest + 0.25 * abs(lowest)
     found = {}
     for name, line in lines.items():

@@ -85,6 +85,22 @@ def decide(
     return (1 if low > tie else -1 if high < -tie else 0), (max(low, -limit), min(high, limit))
 
 
+def decide_with_lost(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
+    """Return direction, interval and the number of infinite differences, from bounds per seed.
+
+    An infinite difference means that one side has no rate with a result; then all seeds must agree.
+
+    Args:
+        lows: lower bound per seed.
+        highs: upper bound per seed.
+        tie: largest absolute difference treated as 0.
+    """
+    if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
+        ends = min(lows), max(highs)
+        return (1 if ends[0] > tie else -1 if ends[1] < -tie else 0), ends, lost
+    return *decide(lows, highs, tie), 0
+
+
 Lost = Mapping[int, tuple[float, float]]  # seeds diverged at every rate, with the range of rates
 
 

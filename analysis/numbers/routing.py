@@ -51,10 +51,6 @@ def compare_collapse(study: Study, series: str) -> Comparison:
 
     A rate between two swept ones is interpolated for the loss and their middle for a count of experts. Where the swept
     rates themselves allow another sign, the comparison is not resolved.
-
-    Args:
-        study: the study.
-        series: name of the series.
     """
     runs = read_routing(study)
     own = runs[runs["series"] == series]

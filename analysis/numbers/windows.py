@@ -18,7 +18,7 @@ A window below another series' limit may be empty (`none`): no rate reaches the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -259,6 +259,11 @@ def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
     runs = study.of(series)
     needed = runs[["lr", "seed", "status", column]]
     return tabulate(needed, [outcome(run, column) for run in needed.itertuples(index=False)], "median")
+
+
+def is_any_finite(tables: Iterable[Frame]) -> bool:
+    """Return whether some run in tables of `outcomes` has a finite number."""
+    return any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables)
 
 
 def median_line(table: Frame) -> Column:

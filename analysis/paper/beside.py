@@ -13,13 +13,13 @@ from analysis.claims.pairs import compares_residuals
 from analysis.claims.published import claims
 from analysis.drawing.tables import list_failures
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import best_rate, outcome_of, select_finished
 from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import VALIDATION
 from analysis.paper.grid import size
 from analysis.paper.printed import PAPER, mechanism_of
 from analysis.sections import train_nll
 from analysis.sections.accuracy import share_words
-from analysis.sections.nll import best_rate, select_finished
 from analysis.study import wording
 from analysis.study.load import COLUMNS, Column, Frame, Study
 from analysis.words import lr_text
@@ -59,12 +59,7 @@ def _places(study: Study) -> Iterator[_Place]:
 
 
 def dataset_of(study: Study, known: Sequence[str]) -> str:
-    """Return the paper's data set that a study's record names; "" if none.
-
-    Args:
-        study: the study.
-        known: the paper's data sets.
-    """
+    """Return the one of the paper's data sets that a study's record names; "" if none."""
     named = str((study.spec.get("data") or {}).get("dataset") or "").lower()
     return next((each for each in known if named.endswith(each)), "")
 
@@ -169,11 +164,10 @@ def accuracy_table(studies: Iterable[Study]) -> Table | None:
 def _accuracy_cell(study: Study, series: str) -> Cell:
     share = share_words(study)
     assert share is not None, "only studies with a share are listed"
-    known = select_finished(study.of(series), share.column)
-    if known.empty:
-        return Cell("--", "\n".join(list_failures(study.of(series))))
-    rate = known.groupby("lr")[share.column].median().idxmax()
-    here = study.of(series)[study.of(series)["lr"] == rate]
+    runs, rate = study.of(series), outcome_of(study, share.column).best_rate(study, series)
+    if rate is None:
+        return Cell("--", "\n".join(list_failures(runs)))
+    here = runs[runs["lr"] == rate]
     return _mean_cell(100 * select_finished(here, share.column)[share.column], here, ".2f")
 
 

@@ -13,10 +13,11 @@ from analysis.drawing.pieces import Picture, Pieces, heading, paragraph, shown
 from analysis.drawing.style import RC
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import NLL_TITLES
 from analysis.numbers.ablations import ablations
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
-from analysis.numbers.windows import GENERATIVE, VALIDATION
+from analysis.numbers.windows import VALIDATION
 from analysis.paper.beside import accuracy_table, claims_table, loss_tables
 from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_grids
 from analysis.paper.grid import (
@@ -110,7 +111,7 @@ def _explain_omissions(studies: Iterable[Study]) -> Pieces:
 def _nll(places: Sequence[Block]) -> Pieces:
     """Return the grids of curves, validation then generative, and each modality's tables."""
     found: Pieces = ()
-    for column, what in ((VALIDATION, "Validation NLL"), (GENERATIVE, "Generative NLL")):
+    for column, what in NLL_TITLES.items():
         name = "nll-grid" if column == VALIDATION else "generative-nll-grid"
         found += make_pictures(name, lambda: nll_grids(places, column), NLL_CAPTION.format(what=what))  # noqa: B023
     if not found:

@@ -8,7 +8,7 @@ training's rate in red dashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from analysis.drawing.marks import TRAINING, entry, mark_entry
 from analysis.drawing.style import LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, count_stable_steps, finite_median, phases_and_states, recorded_steps
-from analysis.numbers.windows import VALIDATION, outcomes, windows
+from analysis.numbers.windows import VALIDATION, is_any_finite, outcomes, windows
 from analysis.paper.grid import Block, group_by_modality, join_runs
 from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_marks
 from analysis.study.load import Frame, Study
+from analysis.study.unlearned import frequency_nll
 from analysis.words import lr_text
 
 COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # per page
@@ -43,9 +44,9 @@ NLL_CAPTION = (
 
 def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]:
     """Draw the grid, several figures beyond three modalities or sizes; none without a finite NLL at several rates."""
-    shown = [block for block in blocks if column == VALIDATION or _has_finite(_tables(block.study, column))]
+    shown = [block for block in blocks if column == VALIDATION or is_any_finite(_tables(block.study, column).values())]
     lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
-    if not any(_has_finite(_tables(block.study, column)) for block in lines):
+    if not any(is_any_finite(_tables(block.study, column).values()) for block in lines):
         return []
     styles = looks(join_runs(shown))
     return [_figure(columns, column, styles) for columns in _pages(shown)]
@@ -61,10 +62,6 @@ def _pages(blocks: Sequence[Block]) -> Iterator[list[list[Block]]]:
 
 def _tables(study: Study, column: str) -> Tables:
     return {name: outcomes(study, name, column) for name in study.series}
-
-
-def _has_finite(tables: Mapping[str, Frame]) -> bool:
-    return any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values())
 
 
 def _figure(columns: Sequence[Sequence[Block]], column: str, styles: dict[str, Look]) -> Figure:
@@ -120,7 +117,7 @@ def _draw_place(
     """Draw one place, all rates above and the zoom beneath; return its further legend entries. ``width`` in inches."""
     tables, (wide, zoomed) = _tables(block.study, column), pair
     wide.set_title(block.title, loc="left", fontweight="bold")
-    unigram = float(block.study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
+    unigram = frequency_nll(block.study.runs) if column == VALIDATION else math.nan
     extras = _panel(wide, tables, unigram, styles, width, log=True)
     near = zoom(block.study, column)
     if not near:
@@ -153,7 +150,7 @@ def _panel(
         lr_axis(ax, lrs, most=MOST_TICKS + 1)
     else:
         _linear_axis(ax, lrs)
-    if not _has_finite(tables):
+    if not is_any_finite(tables.values()):
         values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
         said = "every run diverged" if np.isinf(values).any() else "no result yet"
         ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", color=MUTED)

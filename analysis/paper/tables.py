@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.drawing.tables import chunks, guarded_note, narrow, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import MEDIAN_RULE
+from analysis.measures import CELL_RULE, NLL_TITLES, best_rate, nll_cell
 from analysis.numbers.step_shares import (
     LAST,
     PHASES,
@@ -26,7 +26,6 @@ from analysis.paper import printed
 from analysis.paper.grid import Block, join_runs, join_texts, modality_text
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, CELLS, alpha_row, counting_rule, make_table
 from analysis.sections.components import parts_of
-from analysis.sections.nll import best_rate, nll_cell
 from analysis.study import wording
 from analysis.study.load import Frame, phase_rank
 from analysis.study.protocol import base_rates, describe_protocol_in, state_text
@@ -69,8 +68,7 @@ def _table(
     shown = [block for block in blocks if set(block.study.runs["lr"]) & set(lrs)]
     place = shown[0].title if len(shown) == 1 else modality_text(modality)
     title = f"{place}: validation{' and generative' if len(columns) > 1 else ''} NLL by mechanism"
-    heads = {VALIDATION: "Validation NLL", GENERATIVE: "Generative NLL"}
-    groups = (("", 1), *((heads[column], len(lrs)) for column in columns))
+    groups = (("", 1), *((NLL_TITLES[column], len(lrs)) for column in columns))
     names = [lr_text(lr) for lr in lrs] * len(columns)
     widths = ("auto", *("1fr",) * len(names))
     caption = _caption(shown, columns)
@@ -84,7 +82,7 @@ def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     units = join_texts({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
-        f"{MEDIAN_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
+        f"{CELL_RULE} Bold: the best learning rate of each row. "
         "--: no run, or none with a result."
     )
     if len(columns) > 1:

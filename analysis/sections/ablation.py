@@ -18,16 +18,17 @@ from matplotlib.ticker import NullLocator
 from analysis.drawing import pieces
 from analysis.drawing.marks import dots, mark
 from analysis.drawing.pieces import Pieces, shown
-from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
+from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks, panel_grid
 from analysis.drawing.tables import narrow
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import NLL_TITLES, nll_cell
 from analysis.numbers.ablations import Ablation, Group, Value, ablations
 from analysis.numbers.comparison import decide
 from analysis.numbers.learning import LITTLE_SHARE
 from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
-from analysis.sections.nll import nll_cell
+from analysis.numbers.windows import GENERATIVE, VALIDATION
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Study
 from analysis.study.unlearned import unlearned
@@ -60,12 +61,12 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
     nlls = [narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns]
-    rows = [(Cell("Validation NLL"), *nlls)]
+    rows = [(Cell(NLL_TITLES[VALIDATION]), *nlls)]
     if study.runs["lr"].nunique() > 1:
         rates = ["--" if math.isnan(column.lr) else lr_text(column.lr) for column in columns]
         rows.append((Cell("at LR"), *map(Cell, rates)))
     if any(np.isfinite(column.runs["gen_nll"]).any() for column in columns):
-        rows.append((Cell("Generative NLL"), *(_generative(column) for column in columns)))
+        rows.append((Cell(NLL_TITLES[GENERATIVE]), *(_generative(column) for column in columns)))
     rows.append((Cell("Model size"), *(_size(column) for column in columns)))
     widths = ("auto", *("1fr",) * len(columns))
     heads = (("", 1), *((group.heading, len(group.columns)) for group in groups))
@@ -173,8 +174,7 @@ def figures(study: Study) -> Figures:
     return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(ablations(study))
+applies = has_data(ablations)
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -186,17 +186,16 @@ def _figure(ablation: Ablation, styles: Mapping[str, Look], unit: str) -> Figure
     """Draw one panel for each setting of an ablation; None without a finite NLL; ``unit``: end of the label."""
     if not any(math.isfinite(group.best) for group in ablation.groups):
         return None
-    lines, columns = math.ceil(len(ablation.groups) / PANELS_PER_ROW), min(PANELS_PER_ROW, len(ablation.groups))
-    figure = Figure(figsize=(WIDTH_INCHES * (0.25 + 0.25 * columns), 2.3 * lines), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(lines, columns, sharey=True, squeeze=False)).ravel()
-    for index, (ax, group) in enumerate(zip(axes, ablation.groups, strict=False)):
+    columns = min(PANELS_PER_ROW, len(ablation.groups))
+    figure, axes = panel_grid(
+        len(ablation.groups), columns, 2.3, 0, WIDTH_INCHES * (0.25 + 0.25 * columns), sharey=True
+    )
+    for index, (ax, group) in enumerate(zip(axes, ablation.groups, strict=True)):
         base = ablation.base if ablation.base in styles else group.columns[0].series
         _panel(ax, group, styles[base], styles)
         if index % columns == 0:
             ax.set_ylabel(f"validation {'NLL' if unit else 'loss'}{unit}")
-    for ax in axes[len(ablation.groups) :]:
-        ax.remove()
-    _turn_labels(figure, lines)
+    _turn_labels(figure, math.ceil(len(ablation.groups) / columns))
     return figure
 
 

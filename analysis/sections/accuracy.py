@@ -8,16 +8,17 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.marks import draw_seeds, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import outcome_of, percent_digits, rate_table, select_finished
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import MEDIAN_RULE, Spread
+from analysis.numbers.spread import Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
-from analysis.sections.nll import NLL_COLUMNS, nll_cell, select_finished, width_cell
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer, pictures
+from analysis.sections.nll import NLL_COLUMNS, width_cell
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -38,29 +39,10 @@ def share_words(study: Study) -> ShareWords | None:
 def accuracy_tables(study: Study) -> list[Table]:
     """Return the share in per cent (median, interval, n), learning rate × mechanism."""
     share = share_words(study)
-    return [] if share is None else [_table(study, series, share) for series in chunks(study.series, NLL_COLUMNS)]
-
-
-def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
-    """Return the table of a share in per cent: a row for each learning rate, a column for each series."""
-    column = share.column
-    lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
-    medians = {name: select_finished(study.of(name), column).groupby("lr")[column].median() for name in series}
-    best = {name: line.idxmax() for name, line in medians.items() if len(line)}
-    form = (column, _percent)
-    rows = [
-        (Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr, *form) for name in series))
-        for lr in lrs
-    ]
-    caption = (
-        f"Per cent {share.of}, at the end of training; median over the seeds that finished. {MEDIAN_RULE}; "
-        f"below it the runs that ended badly. Bold: the best learning rate of each column."
-    )
-    return Table(f"{share.name.capitalize()} against learning rate", caption, ("LR", *series), tuple(rows))
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+    if share is None:
+        return []
+    outcome = outcome_of(study, share.column)
+    return [rate_table(study, outcome, series) for series in chunks(study.series, NLL_COLUMNS)]
 
 
 def window_table(study: Study) -> Table | None:
@@ -89,7 +71,7 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
     runs = select_finished(study.of(kept.series), share.column)
     best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column])
-    name, best_cell = Cell(kept.series), Cell(_percent(best.median), best.detail(_percent))
+    name, best_cell = Cell(kept.series), Cell(percent_digits(best.median), best.detail(percent_digits))
     return (name, Cell(lr_text(kept.median.best_lr)), best_cell, width_cell(kept), by_nll)
 
 
@@ -110,20 +92,16 @@ def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
     figure = Figure(figsize=(WIDTH_INCHES, 2.4), layout="constrained")
     ax = figure.subplots()
     for name, style in styles.items():
-        own = runs[runs["series"] == name]
-        line = own.groupby("lr")[share.column].median().sort_index()
-        ax.plot(line.index, line, color=style.color, linestyle=style.dashes, zorder=3)
-        dots(ax, own["lr"], own[share.column], style.marker, style.color)
+        draw_seeds(ax, runs[runs["series"] == name], "lr", share.column, style)
     lr_axis(ax, study.runs["lr"])
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("learning rate")
-    ax.set_ylabel(f"validation {share.name}")
+    ax.set_ylabel(outcome_of(study, share.column).axis)
     mechanism_legend(figure, styles)
     return figure
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and share_words(study) is not None
+applies = has_data(share_words)
 
 
 def _all_tables(study: Study) -> list[Table]:

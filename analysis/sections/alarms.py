@@ -15,7 +15,7 @@ from analysis.claims.judging import judge
 from analysis.claims.reference import short_verdict
 from analysis.claims.signals import TEST
 from analysis.drawing.marks import mark, rate_legend
-from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
+from analysis.drawing.style import MUTED, lr_colors, panel_grid
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.alarms import (
     FEWEST_ROWS,
@@ -67,7 +67,9 @@ def sentences(study: Study) -> list[str]:
     found, broken = judged(study), int(breaks(study)["broke"].sum())
     if not broken:
         return ["No run broke by this rule: nothing to warn of."]
-    runs = f"{plural(broken, 'run')} broke, {_count_sound(study)} did not."
+    ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
+    sound = int((~breaks(study)["broke"].reindex(ended)).sum())
+    runs = f"{plural(broken, 'run')} broke, {sound} did not."
     judgeable = max((each.broken for each in found), default=0)
     if not judgeable:
         return [f"{runs} All broke too early to judge: no signal has more than {FEWEST_ROWS} rows before."]
@@ -85,11 +87,6 @@ def sentences(study: Study) -> list[str]:
     first = max(telling, key=lambda each: each.lead.value)
     lead = f"{first.lead.value:.0f} steps before the onset{_within(first.lead, '{:.0f}')}"
     return [f"{runs} More often than by chance warn: {'; '.join(named)}. The earliest is {first.signal.name}, {lead}."]
-
-
-def _count_sound(study: Study) -> int:
-    ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
-    return int((~breaks(study)["broke"].reindex(ended)).sum())
 
 
 def _within(found: Estimate, form: str) -> str:
@@ -115,12 +112,13 @@ def table(study: Study) -> Table | None:
         for each in judged(study)
         if each.broken or each.runs
     ]
+    limits = [f"{each.signal.name} {each.signal.limit:g}" for each in judged(study) if each.signal.limit is not None]
     caption = (
         f"Alarm: more than {MADS:g} scaled median absolute deviations above the median of the signal's last {ROWS} "
-        f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {_limits(judged(study))}. Warned: "
-        f"share of a group's broken runs in alarm within {HORIZON} steps before the onset, mean over groups. Lead: "
-        "median steps from the first such row to the onset. Before the loss: the same less the training loss's, over "
-        "runs of which both warned. By chance: the share warned if every step of runs that did not break were an "
+        f"rows (at least {FEWEST_ROWS}), NaN or infinite, or beyond a named limit: {join_words(limits) or 'none'}. "
+        f"Warned: share of a group's broken runs in alarm within {HORIZON} steps before the onset, mean over groups. "
+        "Lead: median steps from the first such row to the onset. Before the loss: the same less the training loss's, "
+        "over runs of which both warned. By chance: the share warned if every step of runs that did not break were an "
         "onset; false alarms: their beginnings per 1,000 steps of these runs. Both are of the curves with broken runs, "
         "from the lowest rate at which one broke (if none held there, the largest at which one did). Below: 95 % "
         "intervals over groups of runs with one mechanism, settings and seed; for shares at least Clopper and "
@@ -139,11 +137,6 @@ def table(study: Study) -> Table | None:
         "earned before the loss",
     )
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
-
-
-def _limits(found: Sequence[Warned]) -> str:
-    named = [f"{each.signal.name} {each.signal.limit:g}" for each in found if each.signal.limit is not None]
-    return join_words(named) if named else "none"
 
 
 def _cell(found: Estimate, form: str) -> Cell:
@@ -170,19 +163,15 @@ def figures(study: Study) -> Figures:
 def _draw(study: Study, found: Sequence[Warned]) -> Figure:
     known, runs = breaks(study), study.runs.set_index("run_id")
     onsets = known.loc[known["broke"] & known["onset"].notna(), "onset"]
-    lines = math.ceil(len(found) / COLUMNS)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.4 + 1.75 * lines), layout="constrained")
-    axes = figure.subplots(lines, min(COLUMNS, len(found)), squeeze=False, sharex=True).ravel()
+    figure, axes = panel_grid(len(found), min(COLUMNS, len(found)), 1.75, 0.4, sharex=True)
     colors = lr_colors(runs.loc[onsets.index, "lr"])
-    for ax, each in zip(axes, found, strict=False):
+    for ax, each in zip(axes, found, strict=True):
         rows = list_rows(study, each.signal)
         for run, own in rows[rows["run_id"].isin(onsets.index)].groupby("run_id"):
             _draw_run(ax, own.sort_values("step"), float(onsets[run]), each.signal, colors[runs.loc[run, "lr"]])
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle="--")
         ax.set_title(each.signal.name)
-    for ax in axes[len(found) :]:
-        ax.set_visible(False)
-    for ax in axes[max(0, len(found) - COLUMNS) : len(found)]:
+    for ax in axes[-COLUMNS:]:
         ax.set_xlabel("steps from the onset")
     rate_legend(figure, {lr: colors[lr] for lr in sorted(colors)})
     return figure

@@ -29,8 +29,8 @@ from analysis.numbers.step_shares import (
 )
 from analysis.numbers.windows import windows
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.differences import verification
 from analysis.sections.section import Captioned, Drawn, Figures, Section, draw_by_phase, pictures
+from analysis.sections.steps import verification
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import (
@@ -285,10 +285,6 @@ ALONG_CAPTION = (
 
 def typical_steps(study: Study, series: str) -> Frame:
     """Return the recorded step with the median α_max at the lowest, the best and the highest measured rate.
-
-    Args:
-        study: supplies the steps.
-        series: name of the series.
 
     Returns:
         ``run_lr lr slope curvature alpha_max``, one row per rate; fewer if rates coincide.

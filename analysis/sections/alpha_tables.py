@@ -207,17 +207,14 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)
     cells = [*(_median_cell(*part, lr) for part in parts), *(share_cell(part, top) for _, part in parts)]
     nothing = [is_untrained(part) for _, part in parts] * 2
-    return (Cell(lr_text(lr)), *(_pale(cell) if pale else cell for cell, pale in zip(cells, nothing, strict=True)))
+    shown = (replace(cell, bold=False, pale=True) if pale else cell for cell, pale in zip(cells, nothing, strict=True))
+    return (Cell(lr_text(lr)), *shown)
 
 
 def is_untrained(count: Frame) -> bool:
     """Return whether at least half of the measured runs are no better than the baseline of frequencies."""
     measured = count[count["outcome"] == MEASURED]
     return len(measured) > 0 and bool((measured["status"] == "plateaued").mean() >= 0.5)
-
-
-def _pale(cell: Cell) -> Cell:
-    return replace(cell, bold=False, pale=True)
 
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:

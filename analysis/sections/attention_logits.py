@@ -24,17 +24,9 @@ from analysis.numbers.logit_growth import (
     fit_passing,
     read_logits,
 )
-from analysis.numbers.size_laws import AXES, Size
+from analysis.numbers.size_laws import AXES
 from analysis.numbers.transfer import Group, find_groups, has_sizes
-from analysis.sections.section import (
-    Captioned,
-    Figures,
-    Section,
-    is_of_rates,
-    list_one,
-    make_body,
-    make_printer,
-)
+from analysis.sections.section import Captioned, Figures, Section, has_logged, list_one, make_body, make_printer
 from analysis.sections.training_edge import upper_edge
 from analysis.sections.transfer_figures import draw_law, set_size_axes
 from analysis.study.load import Frame, Study
@@ -54,9 +46,7 @@ SIZES_CAPTION = (
 )
 
 
-def applies(study: Study) -> bool:
-    logged = study.signals.get("activations")
-    return is_of_rates(study) and logged is not None and COLUMN in logged and bool(logged[COLUMN].notna().any())
+applies = has_logged("activations", COLUMN)
 
 
 @once_per_study
@@ -93,15 +83,11 @@ def _predict(group: Group, found: Sequence[Growth]) -> tuple[Cell, ...] | None:
     law = fit_passing(found)
     if law is None or len(law.axes) != 1:
         return None
-    size = _double(group, law.axes[0])
+    (axis,), largest = law.axes, group.curves[-1].size
+    size = (*largest[:axis], 2 * largest[axis], *largest[axis + 1 :])
     value, half = law.predict(size)
     interval = f"{power(10 ** (value - half))} to {power(10 ** (value + half))}" if math.isfinite(half) else ""
     return Cell(f"{group.describe(size)}, predicted"), Cell(power(10**value), interval), Cell("--")
-
-
-def _double(group: Group, axis: int) -> Size:
-    largest = group.curves[-1].size
-    return (*largest[:axis], 2 * largest[axis], *largest[axis + 1 :])
 
 
 def sentences(study: Study) -> list[str]:

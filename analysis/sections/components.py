@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import MEDIAN_RULE
-from analysis.sections.nll import nll_cell, select_finished
-from analysis.sections.section import Section, is_of_rates, make_body, make_printer
+from analysis.measures import CELL_RULE, finished_medians, nll_cell, select_finished
+from analysis.sections.section import Section, has_data, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -40,9 +39,11 @@ def generative_component_tables(study: Study) -> list[Table]:
     found = []
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
-        found += _tables(
-            study, runs, "gen_nll", "Generative NLL by component against learning rate", _oracle_caption(study, oracle)
+        about = (
+            f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by "
+            "itself: repetition scores low. Median over the seeds that were scored."
         )
+        found += _tables(study, runs, "gen_nll", "Generative NLL by component against learning rate", about)
     return found
 
 
@@ -54,7 +55,7 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
     if not parts:
         return []
     lrs, columns = sorted(set(runs["lr"])), {"Total": nll, **parts}
-    caption = f"{about} {MEDIAN_RULE}; below it the runs that ended badly. {BOLD}"
+    caption = f"{about} {CELL_RULE} {BOLD}"
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
     heads = [("Component", "Mechanism", *map(lr_text, some)) for some in groups]
     rows = [_rows(study, runs, columns, some) for some in groups]
@@ -62,11 +63,11 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
 
 
 def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, ...]) -> tuple[tuple[Cell, ...], ...]:
-    rows, present = [], [series for series in study.series if series in set(runs["series"])]
+    rows, present = [], study.present(runs)
     for name, column in columns.items():
         for series in present:
             own = runs[runs["series"] == series]
-            medians = select_finished(own, column).groupby("lr")[column].median()
+            medians = finished_medians(own, column)
             best = medians.idxmin() if len(medians) else None
             rows.append((Cell(name), Cell(series), *(nll_cell(own, lr, best == lr, column) for lr in lrs)))
     return tuple(rows)
@@ -87,15 +88,5 @@ def _validation_caption(study: Study) -> str:
     )
 
 
-def _oracle_caption(study: Study, oracle: str) -> str:
-    return (
-        f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by itself: "
-        "repetition scores low. Median over the seeds that were scored."
-    )
-
-
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(component_tables(study))
-
-
+applies = has_data(component_tables)
 SECTION = Section(make_body("Components", component_tables), applies, tables=make_printer(component_tables))

@@ -30,7 +30,6 @@ from analysis.numbers.step_shares import (
     recorded_steps,
     series_with_results,
 )
-from analysis.sections.differences import differences_table
 from analysis.sections.section import Drawn, Figures, Section, draw_by_phase, make_body
 from analysis.sections.spectrum_figures import (
     DENSITY_CAPTION,
@@ -39,7 +38,7 @@ from analysis.sections.spectrum_figures import (
     profile_figures,
     spectrum_rows_of,
 )
-from analysis.sections.steps import make_fallen_tables, sharpness_table, spectrum_rows
+from analysis.sections.steps import differences_table, make_fallen_tables, sharpness_table, spectrum_rows
 from analysis.study.load import Column, Frame, Study
 from analysis.study.protocol import state_text, terms_in_brief
 from analysis.words import lr_text, wrap
@@ -119,10 +118,9 @@ def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     if rows is None:
         return []
     rows = add_kinds(rows)
-    present = [name for name in study.series if name in set(rows["series"])]
     lrs = sorted(set(rows["run_lr"]))
     chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:LRS_SHOWN]
-    return [_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
+    return [_figure(rows, part, chosen) for part in chunks(study.present(rows), PANELS_PER_ROW)]
 
 
 def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:

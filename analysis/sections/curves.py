@@ -29,7 +29,7 @@ from analysis.drawing.marks import (
     rate_title,
 )
 from analysis.drawing.pieces import Pieces, heading, paragraph
-from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panels_width
+from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panel_grid, panels_width
 from analysis.drawing.tables import chunks
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, continuation_name, pictures
@@ -235,9 +235,7 @@ def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans
 def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Figure:
     """Draw a panel for each learning rate, a line for each series."""
     styles, lrs = looks(study), sorted(drawn.rows["run_lr"].unique())
-    lines = -(-len(lrs) // RATES_PER_ROW)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.6 * lines), layout="constrained")
-    axes = figure.subplots(lines, min(RATES_PER_ROW, len(lrs)), sharex=True, sharey=True, squeeze=False).ravel()
+    figure, axes = panel_grid(len(lrs), min(RATES_PER_ROW, len(lrs)), 1.6, 0.75, sharex=True, sharey=True)
     for index, lr in enumerate(lrs):
         for name in names:
             if (name, lr) in span.curves:
@@ -250,8 +248,6 @@ def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -
             axes[index].tick_params(labelbottom=True)
         if index % RATES_PER_ROW == 0:
             axes[index].set_ylabel(f"loss{wording.nats(study)}")
-    for ax in axes[len(lrs) :]:
-        ax.remove()
     mechanism_legend(figure, {name: styles[name] for name in names}, _marks(drawn.rows), markers=False)
     return figure
 

@@ -219,7 +219,7 @@ def depth_figures(study: Study, phase: str) -> list[Figure]:
     """Draw relative discrepancy against layer, one panel per series, one line per LR."""
     rows = study.probed(FIGURE)
     rows = rows[rows["phase"] == phase]
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     return [_depth_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)] if present else []
 
 

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import nll_detail, nll_text
 from analysis.numbers.at_best_rate import edges_of
 from analysis.numbers.spread import Spread
-from analysis.sections.nll import nll_detail, nll_text
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
+from analysis.sections.section import Captioned, Figures, Section, has_data, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -161,9 +161,6 @@ def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look
             ax.annotate("", (lr * 1.25, place), (lr, place), arrowprops=arrow, annotation_clip=False)
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(_curves(study))
-
-
+applies = has_data(_curves)
 TITLE = "Best learning rates and edges of stability"
 SECTION = Section(make_body(TITLE, edge_tables, is_table_first=True), applies, figures, make_printer(edge_tables))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import select_finished
 from analysis.numbers.spread import Mean
 from analysis.numbers.windows import windows
-from analysis.sections.nll import select_finished
-from analysis.sections.section import Section, is_of_rates, list_one, make_body, make_printer
+from analysis.sections.section import Section, has_data, list_one, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -29,14 +29,13 @@ SCORES = (
 )
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(_scores(study))
-
-
 def _scores(study: Study) -> list[tuple[str, str, float]]:
     """Return the scores with a value at the start and at the end."""
     runs = study.runs
     return [each for each in SCORES if f"init_{each[0]}" in runs and len(select_finished(runs, each[0]))]
+
+
+applies = has_data(_scores)
 
 
 def table(study: Study) -> Table:

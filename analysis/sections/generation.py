@@ -14,7 +14,7 @@ from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.nll import NLL_COLUMNS, window_table
 from analysis.sections.nll_figures import nll_figure
-from analysis.sections.section import Captioned, Figures, Section, is_of_rates, make_body, make_printer
+from analysis.sections.section import Captioned, Figures, Section, has_data, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, join_words, lr_text
@@ -32,8 +32,7 @@ def generation_tables(study: Study) -> list[Table]:
     tables = []
     for oracle in sorted(set(scored["oracle"])):
         rows = scored[scored["oracle"] == oracle]
-        present = [name for name in study.series if name in set(rows["series"])]
-        tables += [_table(study, rows, oracle, part) for part in chunks(present, NLL_COLUMNS)]
+        tables += [_table(study, rows, oracle, part) for part in chunks(study.present(rows), NLL_COLUMNS)]
     return tables
 
 
@@ -113,12 +112,11 @@ def generative_windows(study: Study) -> list[Table]:
     return [window_table(study, GENERATIVE, oracle(study))] if oracle(study) else []
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and bool(_all_tables(study))
-
-
 def _all_tables(study: Study) -> list[Table]:
     return [*generation_tables(study), *generative_windows(study)]
+
+
+applies = has_data(_all_tables)
 
 
 SAMPLE_COLUMNS = 4
@@ -130,7 +128,7 @@ def sample_tables(study: Study) -> list[Table]:
     if "samples" not in study.generation:
         return []
     rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
-    present = [name for name in study.series if name in set(rows["series"])]
+    present = study.present(rows)
     return [_sample_table(study, rows, part) for part in chunks(present, SAMPLE_COLUMNS)] if present else []
 
 
@@ -174,8 +172,7 @@ def _sample_cell(part: Frame) -> Cell:
     return Cell(score, visible(row["text"].translate(ENDS)) + goes_on or "(empty)")
 
 
-def has_samples(study: Study) -> bool:
-    return is_of_rates(study) and bool(sample_tables(study))
+has_samples = has_data(sample_tables)
 
 
 SECTION = Section(make_body("Generative NLL", _all_tables), applies, figures, make_printer(_all_tables))

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.claims.pairs import PLAIN
 from analysis.drawing.marks import mechanism_legend
-from analysis.drawing.style import WIDTH_INCHES, Look, looks
+from analysis.drawing.style import WIDTH_INCHES, Look, looks, panel_grid
 from analysis.drawing.tables import chunks, find_guarded
 from analysis.sections.section import CONTINUED, Captioned, Figures, Section, continuation_name, make_body
 from analysis.study.load import Frame, Study
@@ -77,17 +77,15 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
     All share one colour scale.
     """
     found = [grid(rows[rows["run_id"] == run.run_id]) for run in runs]
-    lines, columns = math.ceil(len(runs) / COLUMNS), min(COLUMNS, len(runs))
+    columns = min(COLUMNS, len(runs))
     height = min(3.4, 0.7 + 0.11 * max(len(blocks) for blocks, _, _ in found))
-    figure = Figure(
-        figsize=(WIDTH_INCHES if columns > 1 else 0.62 * WIDTH_INCHES, 0.3 + height * lines), layout="constrained"
-    )
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    width = WIDTH_INCHES if columns > 1 else 0.62 * WIDTH_INCHES
+    figure, axes = panel_grid(len(runs), columns, height, 0.3, width)
     finite = np.concatenate([values[np.isfinite(values)] for _, _, values in found])
     # percentiles: the last steps of a blow-up would span the whole scale
     low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)
     image: Any = None
-    for ax, run, (blocks, steps, values) in zip(axes, runs, found, strict=False):
+    for ax, run, (blocks, steps, values) in zip(axes, runs, found, strict=True):
         scale = {"cmap": "plasma", "vmin": low, "vmax": high, "shading": "nearest"}
         image = ax.pcolormesh(steps, np.arange(len(blocks)), values, rasterized=True, **scale)
         ax.grid(visible=False)
@@ -97,11 +95,7 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.set_xlabel("step")
         ax.set_title(f"{run.series}, LR {lr_text(run.lr)}, seed {run.seed:g}: {run.status}", loc="left", fontsize=8.5)
-    for ax in axes[len(runs) :]:
-        ax.remove()
-    figure.colorbar(
-        image, ax=list(axes[: len(runs)]), label="$\\log_{10}$ gradient norm", shrink=0.9, pad=0.01, extend="both"
-    )
+    figure.colorbar(image, ax=list(axes), label="$\\log_{10}$ gradient norm", shrink=0.9, pad=0.01, extend="both")
     return figure
 
 

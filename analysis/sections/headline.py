@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import spread_cell
+from analysis.measures import cell_at, spread_cell
 from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
@@ -23,7 +23,6 @@ from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections import transfer
 from analysis.sections.choice import choose
-from analysis.sections.nll import nll_detail, nll_text
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, HAS_RESULT, Study
@@ -295,8 +294,7 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
     last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_text(spread.median) if spread.n else "--"))
     if found is None:
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
-    nll = Spread.of(outcomes(study, series).loc[found.best_lr])
-    nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
+    nll_cell = cell_at(study, series, found.best_lr)
     if _learned_nothing(study, series, found):  # its window would be the widest of all
         return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
     if found.grid[0] == found.grid[1]:  # one rate makes no window

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,16 +15,17 @@ from matplotlib.figure import Figure
 
 from analysis.claims.at_best_rate import step_ratio
 from analysis.drawing.marks import PANELS_PER_ROW, dots, mark
-from analysis.drawing.style import INK, WIDTH_INCHES, looks, lr_axis
+from analysis.drawing.style import INK, looks, lr_axis, panel_grid
 from analysis.drawing.typeset import Cell
+from analysis.measures import cell_at
 from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
 from analysis.numbers.spread import SEED_RANGE, Spread
-from analysis.numbers.windows import median_line, outcomes
-from analysis.sections.nll import nll_detail, nll_text
+from analysis.numbers.windows import is_any_finite, median_line, outcomes
 from analysis.sections.nll_figures import nll_limits
 from analysis.study import wording
 from analysis.study.load import Frame, Study
+from analysis.study.unlearned import frequency_nll
 from analysis.words import wrap
 
 TITLE_WIDTH = 26  # characters
@@ -49,17 +51,14 @@ def panels(
         The figure; None if no series has two rates, or no run a finite NLL.
     """
     tables = {name: over(outcomes(study, name), units[name]) for name in numbers}
-    finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
-    if not any(finite) or max(len(table) for table in tables.values()) < 2:
+    if not is_any_finite(tables.values()) or max(len(table) for table in tables.values()) < 2:
         return None
     styles = looks(study)
-    lines = -(-len(numbers) // PANELS_PER_ROW)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.15 * lines), layout="constrained")
-    axes = figure.subplots(lines, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
-    nll_limits(axes[0], tables, float(study.runs["unigram_nll"].median()))
+    figure, axes = panel_grid(len(numbers), PANELS_PER_ROW, 1.15, 0.5, sharex=True, sharey=True)
+    nll_limits(axes[0], tables, frequency_nll(study.runs))
     rates = {rate for table in tables.values() for rate in table.index}
     beside = median_line(tables[plain.series])
-    for index, (ax, name) in enumerate(zip(axes, numbers, strict=False)):
+    for index, (ax, name) in enumerate(zip(axes, numbers, strict=True)):
         ax.plot(beside.index, beside.where(np.isfinite(beside)), color="#a9b0b8", linewidth=1.0, zorder=1)
         _panel(ax, tables[name], numbers[name], units[name], styles[name].color)
         lr_axis(ax, rates, most=4)
@@ -68,8 +67,6 @@ def panels(
         if index % PANELS_PER_ROW == 0:
             ax.set_ylabel(f"{'NLL' if wording.nats(study) else 'loss'}{wording.nats(study)}", fontsize=8)
         ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(numbers))
-    for ax in axes[len(numbers) :]:
-        ax.remove()
     figure.supxlabel(axis, fontsize=9)
     return figure
 
@@ -111,10 +108,8 @@ def nll_cell(study: Study, each: Numbers, lowest: float) -> Cell:
     lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
     if not each.nll.n:
         return Cell("none finite")
-    runs = study.of(each.series)
-    spread = Spread.of(outcomes(study, each.series).loc[each.best_lr])
-    detail = "\n".join([nll_detail(spread, runs), *lost])
-    return Cell(nll_text(spread.median, runs), detail, each.nll.median == lowest)
+    cell = cell_at(study, each.series, each.best_lr)
+    return replace(cell, detail="\n".join([cell.detail, *lost]), bold=each.nll.median == lowest)
 
 
 def bounds_text(bounds: Bounds) -> str:

@@ -54,9 +54,8 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
     if rows is None:
         return []
     layers = _choose(sorted(set(rows["layer"])), PANELS_PER_ROW)
-    present = [name for name in study.series if name in set(rows["series"])]
     left = _read_phase(study, "spectra", phase)
-    return [_filter_figure(rows, left, names, layers) for names in chunks(present, PANELS_PER_ROW)]
+    return [_filter_figure(rows, left, names, layers) for names in chunks(study.present(rows), PANELS_PER_ROW)]
 
 
 def _read_phase(study: Study, name: str, phase: str) -> Frame | None:
@@ -161,8 +160,7 @@ def energy_figures(study: Study, phase: str) -> list[Figure]:
     rows = _read_phase(study, "spectra", phase)
     if rows is None:
         return []
-    present = [name for name in study.series if name in set(rows["series"])]
-    return [_energy_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)]
+    return [_energy_figure(rows, names) for names in chunks(study.present(rows), PANELS_PER_ROW)]
 
 
 def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from analysis.claims import judging
 from analysis.claims.lengths import NAME, list_multiples, read_best
-from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.marks import draw_seeds, mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, looks
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import RATE, SERIES, Difference, Measure, grid_table, three_digits
@@ -75,10 +75,7 @@ def _draw(study: Study, rows: Frame) -> Figure:
     for name, look in styles.items():
         own = rows[rows["series"] == name]
         short = own.drop_duplicates("run_id").assign(multiple=1, long_nll=lambda each: each["nll"])
-        both = pd.concat([short, own])
-        median = both.groupby("multiple")["long_nll"].median()
-        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
-        dots(ax, both["multiple"], both["long_nll"], look.marker, look.color)
+        draw_seeds(ax, pd.concat([short, own]), "multiple", "long_nll", look)
     ax.set_xscale("log", base=2)
     ax.set_xticks(multiples, [str(each) for each in multiples])
     ax.set_xlabel("length of a piece / trained length")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.marks import draw_seeds, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Table
@@ -76,10 +76,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     ax = figure.subplots()
     for name, look in styles.items():
-        own = rows[rows["series"] == name]
-        median = own.groupby("run_lr")["difference"].median()
-        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
-        dots(ax, own["run_lr"], own["difference"], look.marker, look.color)
+        draw_seeds(ax, rows[rows["series"] == name], "run_lr", "difference", look)
     ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
     lr_axis(ax, rows["run_lr"])
     ax.set_xlabel("learning rate")

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, guarded_note, limits, list_failures, width_text
+from analysis.drawing.tables import chunks, guarded_note, limits, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import Form, three_digits
+from analysis.measures import cell_at, outcome_of, rate_table
 from analysis.numbers.at_best_rate import Sensitivity, sensitivity
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import MEDIAN_RULE, Spread, interval
+from analysis.numbers.spread import Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
-from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
+from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, windows
 from analysis.study import wording
-from analysis.study.load import HAS_RESULT, Frame, Study
+from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import join_words, lr_text, power
-from stability.runs.words import EXPLODED, is_exploded
 
 NLL_COLUMNS = 6
 
@@ -28,88 +27,10 @@ NLL_COLUMNS = 6
 @once_per_study
 def nll_tables(study: Study) -> list[Table]:
     """Return median validation NLL, interval, n and diverged runs, learning rate × mechanism."""
-    return [_nll_table(study, series) for series in chunks(study.series, NLL_COLUMNS)]
-
-
-def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
-    best = {name: best_rate(study, name) for name in series}
-    lrs = sorted({lr for name in series for lr in outcomes(study, name).index})
-    rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best[name] == lr) for name in series)) for lr in lrs]
-    caption = (
-        f"{wording.words(study).unit.capitalize()} at the end of training; median over the seeds that finished. "
-        f"{MEDIAN_RULE}; below it the runs that ended badly. Exploded: above the NLL at initialisation. "
-        f"Bold: the best learning rate of each column.{guarded_note(study)}"
-    )
-    return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
-
-
-def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | None:
-    """Return the rate of the lowest median NLL, a divergence counting as ∞.
-
-    Args:
-        study: the study.
-        series: the series.
-        column: the NLL's column.
-
-    Returns:
-        The rate; None if no median is finite.
-    """
-    line = median_line(outcomes(study, series, column))
-    return float(line.idxmin()) if np.isfinite(line).any() else None
-
-
-def select_finished(runs: Frame, column: str) -> Frame:
-    """Return the finished runs with a finite ``column``."""
-    return runs[runs["status"].isin(HAS_RESULT) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
-
-
-def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, form: Form = three_digits) -> Cell:
-    """Return a quantity at a learning rate: median over finished runs, interval, n; below it the failures.
-
-    Args:
-        runs: one series' runs.
-        lr: the rate.
-        bold: whether it is the best in its row or column.
-        column: the quantity: an NLL, a part of one, or a share.
-        form: formats the number.
-    """
-    runs = runs[runs["lr"] == lr]
-    if runs.empty:
-        return Cell("--")
-    values, troubles = select_finished(runs, column)[column], list_failures(runs)
-    spread = Spread.of(values)
-    if column == VALIDATION:
-        text, detail = nll_text(spread.median, runs), nll_detail(spread, runs)
-    else:
-        text, detail = form(spread.median), spread.detail(form)
-    if spread.n == 0:
-        return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(text, "\n".join([detail, *troubles]), bold)
-
-
-def _explodes(nll: float, runs: Frame) -> bool:
-    """Return whether a finite NLL lies above that of the untrained model."""
-    return is_exploded(nll, float(runs["init_nll"].max()))
-
-
-def nll_text(nll: float, runs: Frame) -> str:
-    """Write an NLL with three decimals, or "exploded".
-
-    Args:
-        nll: in nats.
-        runs: runs with the NLL at initialisation.
-    """
-    return EXPLODED if _explodes(nll, runs) else three_digits(nll)
-
-
-def nll_detail(spread: Spread, runs: Frame) -> str:
-    """Write the line below an NLL; exploded ends in powers of ten.
-
-    Args:
-        spread: over seeds.
-        runs: runs with the NLL at initialisation.
-    """
-    return spread.detail(lambda nll: power(nll) if _explodes(nll, runs) else three_digits(nll))
+    return [
+        rate_table(study, outcome_of(study), series, guarded_note(study))
+        for series in chunks(study.series, NLL_COLUMNS)
+    ]
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
@@ -151,8 +72,8 @@ def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
         return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)
-    best = Spread.of(outcomes(study, found.series, column).loc[found.median.best_lr])
-    best_cells = (Cell(lr_text(found.median.best_lr)), Cell(nll_text(best.median, runs), nll_detail(best, runs)))
+    best_lr = found.median.best_lr
+    best_cells = (Cell(lr_text(best_lr)), cell_at(study, found.series, best_lr, column))
     if reasons_untrained(study)[found.series]:
         return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * 2)
     beside = Cell("--") if common is None else width_cell(common)

@@ -17,11 +17,21 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Table
+from analysis.measures import outcome_of
 from analysis.numbers.ablations import tells_all
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.optimizers import compares_optimizers_alone
-from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
+from analysis.numbers.windows import (
+    TOLERANCE,
+    VALIDATION,
+    SeriesWindows,
+    Window,
+    is_any_finite,
+    median_line,
+    outcomes,
+    windows,
+)
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, sensitivity_table, window_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, make_printer
@@ -29,7 +39,7 @@ from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.reference import compares_losses
-from analysis.study.unlearned import unlearned
+from analysis.study.unlearned import frequency_nll, unlearned
 from stability.runs.words import LEARNED_NOTHING
 
 WINDOW_CAPTION = (
@@ -136,13 +146,11 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
         None without a finite NLL, or for a single LR.
     """
     tables = {name: outcomes(study, name, column) for name in series or study.series}
-    if study.runs["lr"].nunique() < 2 or not any(
-        np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()
-    ):
+    if study.runs["lr"].nunique() < 2 or not is_any_finite(tables.values()):
         return None
     every_look, every_window = looks(study), windows(study, column=column)
     styles, found = {name: every_look[name] for name in tables}, {name: every_window[name] for name in tables}
-    known = {name: table for name, table in tables.items() if np.isfinite(table.to_numpy(dtype=float)).any()}
+    known = {name: table for name, table in tables.items() if is_any_finite([table])}
     groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
     curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.5
@@ -152,8 +160,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     _window_bars(bars, study, found, common_windows(study, column), styles)
     lr_axis(bars, study.runs["lr"])
     bars.set_xlabel("learning rate")
-    what = wording.words(study).nll if column == VALIDATION else "generative NLL"
-    panels[len(panels) // 2].set_ylabel(f"{what}{wording.nats(study)}")
+    panels[len(panels) // 2].set_ylabel(outcome_of(study, column).axis)
     extras: dict[Any, Line2D] = {}
     for ax, own in zip(panels, groups, strict=True):
         runs = study.runs[study.runs["series"].isin(own if compares_losses(study) else study.series)]
@@ -170,12 +177,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
 
 
 def nll_caption(study: Study, figure: Figure) -> str:
-    """Describe the marks that `nll_figure` has drawn.
-
-    Args:
-        study: the study.
-        figure: its figure.
-    """
+    """Describe the marks that `nll_figure` has drawn."""
     found = [each.median for each in windows(study).values() if each.median is not None]
     own, of_reference = limits(study, study.series, "its")
     has_diverged = bool((study.runs["status"] == "diverged").any())
@@ -290,7 +292,7 @@ def _points_from_left(ax: Axes, lrs: Sequence[float], width_inches: float) -> li
 def _median_level(study: Study, runs: Frame) -> float:
     """Return the median NLL without learning of some runs; NaN if not recorded."""
     if wording.words(study).in_nats:
-        return float(runs["unigram_nll"].median())
+        return frequency_nll(runs)
     return float(np.median([unlearned(study, name).nll for name in set(runs["series"])]))
 
 

@@ -13,11 +13,11 @@ from analysis.drawing.marks import dots, entry, legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import spread_cell, three_digits
+from analysis.measures import outcome_of, spread_cell, three_digits
 from analysis.numbers.at_best_rate import Numbers
 from analysis.numbers.optimizers import compares_optimizers, find_plain, groups, name_setting, numbers_of, reference_of
 from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
-from analysis.numbers.windows import median_line, outcomes
+from analysis.numbers.windows import is_any_finite, median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
 from analysis.sections.section import (
@@ -31,6 +31,7 @@ from analysis.sections.section import (
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import terms_in_brief
+from analysis.study.unlearned import frequency_nll
 
 TITLE = "Optimizers, each at rates of its own"
 
@@ -159,13 +160,12 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     """
     numbers = numbers_of(study, group)
     tables = {name: over(outcomes(study, name), _unit(study, numbers[name])) for name in group}
-    finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
-    if not any(finite) or max(len(table) for table in tables.values()) < 2:
+    if not is_any_finite(tables.values()) or max(len(table) for table in tables.values()) < 2:
         return None
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 3.4 + ROW_INCHES * len(group)), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 0.3 + ROW_INCHES * len(group)))
-    unigram = float(study.runs["unigram_nll"].median())
+    unigram = frequency_nll(study.runs)
     nll_limits(above, tables, unigram)
     for place, (name, table) in enumerate(tables.items()):
         _curve(above, table, styles[name], (place / max(1, len(group) - 1) - 0.5) * ASIDE)
@@ -179,7 +179,7 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     lr_axis(below, {rate for table in tables.values() for rate in table.index})
     below.set_xticks(ticks := below.get_xticks(), [f"{tick:.3g}" for tick in ticks])
     above.tick_params(axis="x", length=0, labelbottom=False)
-    above.set_ylabel(f"{wording.words(study).nll}{wording.nats(study)}")
+    above.set_ylabel(outcome_of(study).axis)
     below.set_xlabel(_axis(study))
     below.set_yticks(range(len(group)), [numbers[name].name for name in group], fontsize=7)
     below.set_ylim(len(group) - 0.4, -0.6)

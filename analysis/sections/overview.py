@@ -18,7 +18,7 @@ from analysis.drawing.pieces import Pieces, box, heading, paragraph, shown
 from analysis.drawing.tables import find_guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.window_ends import shown_states
-from analysis.sections.section import Drawn, Section, make_printer
+from analysis.sections.section import Drawn, Section, make_body, make_printer
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
@@ -116,10 +116,6 @@ def _claim_tables(study: Study) -> list[Table]:
     return [table for table in (reference_table(study), judging.claims_table(study)) if table is not None]
 
 
-def _claims(study: Study) -> list[Table | str]:
-    return [*_claim_tables(study), " ".join(_sentences(study))]
-
-
 def _sentences(study: Study) -> list[str]:
     """Return remarks, and the sentences on windows with their common ones; tables have the other claims."""
     claims = judging.judge(study)
@@ -133,11 +129,11 @@ def _claims_body(study: Study, drawn: Drawn) -> Pieces:
     return heading(CLAIMED) + shown(_claim_tables(study)) + box(_sentences(study))
 
 
-def _claims_brief(study: Study, drawn: Drawn) -> Pieces:
-    return heading(CLAIMED) + shown(_claim_tables(study))
-
-
-CLAIMS = Section(_claims_body, brief=_claims_brief, tables=make_printer(_claims))
+CLAIMS = Section(
+    _claims_body,
+    brief=make_body(CLAIMED, _claim_tables),
+    tables=make_printer(_claim_tables, lambda study: [" ".join(_sentences(study))]),
+)
 
 
 TROUBLES_SHOWN = 60
@@ -147,9 +143,7 @@ TROUBLED = "Runs that diverged, failed, or learned nothing"
 def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
     """Return every run not `stable`, or stable only by its guards, with its reason; None without any.
 
-    Args:
-        study: the study.
-        left_out: shown states without a row.
+    Runs with a state in ``left_out`` have no row.
     """
     runs = study.runs[
         (study.runs["status"] != "stable") | study.runs["run_id"].isin(find_guarded(study.runs)["run_id"])

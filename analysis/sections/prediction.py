@@ -34,7 +34,7 @@ from analysis.numbers.prediction import (
 )
 from analysis.numbers.ranking import Estimate
 from analysis.sections.prediction_figures import RANKS_CAPTION, ROC_CAPTION, rank_figure, roc_figure
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, is_of_rates, pictures
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural
@@ -290,8 +290,5 @@ def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
     return body_of(found, drawn) + lacking
 
 
-def applies(study: Study) -> bool:
-    return is_of_rates(study) and has_early(study)
-
-
+applies = has_data(has_early)
 SECTION = Section(body, applies, figures, tables)

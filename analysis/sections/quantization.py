@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims import judging
 from analysis.claims.quantization import PAPER
-from analysis.drawing.marks import dots, entry, mechanism_legend
+from analysis.drawing.marks import draw_seeds, entry, mechanism_legend
 from analysis.drawing.pieces import Pieces, box, heading, shown
-from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.drawing.style import MUTED, Look, looks, lr_axis, panel_grid
 from analysis.drawing.typeset import Table
 from analysis.measures import (
     RATE,
@@ -159,16 +157,12 @@ def figures(study: Study) -> Figures:
 def _draw(study: Study, rows: Frame) -> Figure:
     bits = list_bits(study)
     styles = {name: look for name, look in looks(study).items() if name in set(rows["series"])}
-    lines = math.ceil(len(bits) / COLUMNS)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.9 * lines), layout="constrained")
-    axes = figure.subplots(lines, min(COLUMNS, len(bits)), squeeze=False, sharex=True).ravel()
-    for ax, number in zip(axes, bits, strict=False):
+    figure, axes = panel_grid(len(bits), min(COLUMNS, len(bits)), 1.9, 0.5, sharex=True)
+    for ax, number in zip(axes, bits, strict=True):
         _draw_bits(ax, rows[rows["bits"] == number], styles)
         lr_axis(ax, study.runs["lr"], 4)
         ax.set_title(f"{number} bits", loc="left")
-    for ax in axes[len(bits) :]:
-        ax.set_visible(False)
-    for ax in axes[max(0, len(bits) - COLUMNS) : len(bits)]:
+    for ax in axes[-COLUMNS:]:
         ax.set_xlabel("learning rate")
         ax.tick_params(labelbottom=True)
     for ax in axes[::COLUMNS]:
@@ -183,9 +177,7 @@ def _draw_bits(ax: Axes, rows: Frame, styles: dict[str, Look]) -> None:
     for name, look in styles.items():
         own = rows[rows["series"] == name]
         ended, before = own[own["phase"] == TERMINAL], own[own["phase"] == BEFORE]
-        median = ended.groupby("run_lr")["difference"].median()
-        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
-        dots(ax, ended["run_lr"], ended["difference"], look.marker, look.color)
+        draw_seeds(ax, ended, "run_lr", "difference", look)
         median = before.groupby("run_lr")["difference"].median()
         ax.plot(median.index, median, color=look.color, linestyle=":", zorder=3)
     values = rows.loc[rows["phase"].isin((TERMINAL, BEFORE)), "difference"].to_numpy(dtype=float)

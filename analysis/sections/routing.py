@@ -14,15 +14,7 @@ from analysis.numbers.comparison import Comparison
 from analysis.numbers.logit_growth import LATE_ROWS
 from analysis.numbers.routing import LOAD, LOG, compare_collapse, read_routing
 from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
-from analysis.sections.section import (
-    Captioned,
-    Figures,
-    Section,
-    is_of_rates,
-    list_one,
-    make_body,
-    make_printer,
-)
+from analysis.sections.section import Captioned, Figures, Section, has_logged, list_one, make_body, make_printer
 from analysis.study.load import Column, Study
 from analysis.words import lr_text, plural
 
@@ -39,14 +31,11 @@ CAPTION = (
 )
 
 
-def applies(study: Study) -> bool:
-    logged = study.signals.get(LOG)
-    return is_of_rates(study) and logged is not None and LOAD in logged and bool(logged[LOAD].notna().any())
+applies = has_logged(LOG, LOAD)
 
 
 def list_series(study: Study) -> list[str]:
-    known = set(read_routing(study)["series"])
-    return [name for name in study.series if name in known]
+    return study.present(read_routing(study))
 
 
 def table(study: Study) -> Table:

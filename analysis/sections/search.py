@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from analysis.drawing.marks import dots
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
-from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
+from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks, panel_grid
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import three_digits
 from analysis.numbers.spread import MEAN_RULE, Mean
@@ -194,18 +194,13 @@ def lineage_figures(study: Study) -> Figures:
 def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
     """Draw the populations, a panel for each seed: common rates would hide each other."""
     seeds = sorted({seed for _, _, seed, _ in known})
-    columns = min(len(seeds), MOST_COLUMNS)
-    height = math.ceil(len(seeds) / columns)
-    figure = Figure(figsize=(WIDTH_INCHES, 2.2 * height + 0.6), layout="constrained")
-    panels = figure.subplots(height, columns, sharex=True, sharey=True, squeeze=False)
+    figure, panels = panel_grid(len(seeds), min(len(seeds), MOST_COLUMNS), 2.2, 0.6, sharex=True, sharey=True)
     styles, handles = mechanism_looks([mechanism for _, mechanism, _, _ in known]), {}
-    for seed, ax in zip(seeds, panels.flat, strict=False):
+    for seed, ax in zip(seeds, panels, strict=True):
         for series, mechanism, _, members in [each for each in known if each[2] == seed]:
             handles[series] = _population(ax, members, *styles[mechanism], series)
         ax.set_title(f"seed {seed}")
-    for ax in panels.flat[len(seeds) :]:
-        ax.set_visible(False)
-    panels[0, 0].set_yscale("log")
+    panels[0].set_yscale("log")
     figure.supxlabel("step")
     figure.supylabel("learning rate")
     fitting_legend(figure, list(handles.values()), 6)

@@ -55,6 +55,20 @@ def has_probes(*names: str) -> Callable[[Study], bool]:
     return lambda study: is_of_rates(study) and all(name in study.probes for name in names)
 
 
+def has_data(find: Callable[[Study], object]) -> Callable[[Study], bool]:
+    """Return a function that decides whether a study compares rates and ``find`` returns anything of it."""
+    return lambda study: is_of_rates(study) and bool(find(study))
+
+
+def has_logged(log: str, column: str) -> Callable[[Study], bool]:
+    """Return a function that decides whether a study compares rates and a log has numbers in a column."""
+
+    def find(study: Study) -> bool:
+        return log in study.signals and column in study.signals[log] and study.signals[log][column].notna().any()
+
+    return has_data(find)
+
+
 def make_body(
     title: str = "",
     tables: Callable[[Study], Iterable[Table | None]] = lambda study: (),

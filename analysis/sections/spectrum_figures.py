@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from analysis.drawing.marks import PANELS_PER_ROW, TRAINING, entry, rate_legend, say_diverged, say_instead
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, panel_grid, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, count_stable_steps
 from analysis.sections.steps import drop_diverged
@@ -161,9 +161,7 @@ def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
     """Draw one figure of spectral densities, one panel per series."""
     columns = min(2, len(series))
-    lines = math.ceil(len(series) / columns)
-    figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(lines, columns, squeeze=False)).ravel()
+    figure, axes = panel_grid(len(series), columns, 1.6, 0.75, WIDTH_INCHES if columns == 2 else 3.6)
     colors = lr_colors(rows["run_lr"])
     for ax, name in zip(axes, series, strict=False):
         runs = count[count["series"] == name]
@@ -171,9 +169,7 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
         say_diverged(ax, runs, "run_lr")
         ax.set_title(wrap(name, 40), loc="left", fontweight="bold")
         ax.set_xlabel("eigenvalue of the Hessian")
-    for ax in axes[len(series) :]:
-        ax.remove()
-    for ax in axes[: len(series) : columns]:
+    for ax in axes[::columns]:
         ax.set_ylabel("density")
     rate_legend(figure, colors)
     return figure

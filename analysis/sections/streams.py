@@ -162,8 +162,7 @@ def figures(study: Study) -> Figures:
         shown = rows[rows["phase"] == phase]
         caption = _figure_caption(shown, phase, wording.words(study))
         part = shown[shown["connection"].notna()]
-        present = [name for name in study.series if name in set(part["series"])]
-        for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
+        for index, names in enumerate(chunks(study.present(part), SERIES_PER_FIGURE)):
             made[f"{NAME}-{phase}-{index}"] = Captioned(_figure(part, names), caption)
     return made
 

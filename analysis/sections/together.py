@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.pieces import Picture, Pieces, box, shown
-from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.numbers.windows import outcomes
+from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, Look, looks, lr_axis, panel_grid
+from analysis.numbers.windows import is_any_finite, outcomes
 from analysis.sections import headline, transfer
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.unlearned import frequency_nll
 from analysis.words import wrap
 
 NAME, PANELS_PER_ROW = "studies", 3
@@ -51,14 +51,13 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
 def curves(studies: Sequence[Study]) -> Figure | None:
     """Draw a panel per study with several rates and a finite NLL; None without any."""
     tables = {study: {name: outcomes(study, name) for name in study.series} for study in studies}
-    drawn = [study for study in studies if study.runs["lr"].nunique() > 1 and _is_finite(tables[study].values())]
+    drawn = [study for study in studies if study.runs["lr"].nunique() > 1 and is_any_finite(tables[study].values())]
     if not drawn:
         return None
-    lines, styles = -(-len(drawn) // PANELS_PER_ROW), common_looks(drawn)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + 2.0 * lines), layout="constrained")
-    axes = figure.subplots(lines, min(PANELS_PER_ROW, len(drawn)), squeeze=False).ravel()
-    for ax, study in zip(axes, drawn, strict=False):
-        unigram = float(study.runs["unigram_nll"].median())
+    styles = common_looks(drawn)
+    figure, axes = panel_grid(len(drawn), min(PANELS_PER_ROW, len(drawn)), 2.0, 0.6)
+    for ax, study in zip(axes, drawn, strict=True):
+        unigram = frequency_nll(study.runs)
         nll_limits(ax, tables[study], unigram)
         for name, table in tables[study].items():
             nll_line(ax, table, styles[name])
@@ -67,15 +66,9 @@ def curves(studies: Sequence[Study]) -> Figure | None:
         lr_axis(ax, study.runs["lr"], most=4)
         ax.set_title(wrap(study.name, 26), loc="left", fontweight="bold")
         ax.set_xlabel("times each optimizer's own rate" if study.is_in_multiples else "learning rate")
-    for ax in axes[len(drawn) :]:
-        ax.remove()
     axes[0].set_ylabel("validation NLL (nats)" if all(map(wording.nats, drawn)) else "validation loss")
     mechanism_legend(figure, styles)
     return figure
-
-
-def _is_finite(tables) -> bool:
-    return any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables)
 
 
 def common_looks(studies: Sequence[Study]) -> dict[str, Look]:

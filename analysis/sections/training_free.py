@@ -130,7 +130,7 @@ def figures(study: Study) -> Figures:
 def phase_figures(study: Study, phase: str) -> list[Figure]:
     """Draw one phase, one figure per series: one row per replacement, one line per learning rate and its settings."""
     models, layers = (rows[rows["phase"] == phase] for rows in (study.probed(NAME), study.probed(LAYERS)))
-    present = [name for name in study.series if name in set(models["series"])]
+    present = study.present(models)
     return [
         _figure(models[models["series"] == name], layers[layers["series"] == name], name if len(present) > 1 else "")
         for name in present

@@ -141,6 +141,19 @@ class Study:
         rows = self.with_run(self.probes[name])
         return rows.assign(order=rows["series"].map({series: place for place, series in enumerate(self.series)}))
 
+    def probed_at_end(self, name: str) -> Frame:
+        """Return the rows of `probed` of finished runs' terminal checkpoints.
+
+        A run that stopped early has no trained model.
+        """
+        rows, finished = self.probed(name), self.runs.loc[self.runs["status"].isin(HAS_RESULT), "run_id"]
+        return rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
+
+    def present(self, rows: Frame) -> list[str]:
+        """Return the series in ``rows``, in the study's order."""
+        known = set(rows["series"])
+        return [name for name in self.series if name in known]
+
 
 def paper_rank(mechanism: str) -> tuple[int, str]:
     """Return a sort key: the paper's four mechanisms in order, then others by name."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from analysis.study import wording
-from analysis.study.load import Study
+from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
 
 
@@ -25,19 +25,20 @@ class Unlearned:
     nll_name: str
 
 
+def frequency_nll(runs: Frame) -> float:
+    """Return the NLL of the targets' frequencies, median over runs; NaN if not recorded."""
+    return float(runs["unigram_nll"].median())
+
+
 @once_per_study
 def unlearned(study: Study, series: str) -> Unlearned:
     """Return the loss of a series without learning.
 
     An NLL's is that of the targets' frequencies. A loss without a unit of nats has no such model: an untrained encoder
     of sentences is already better than equal embeddings by some losses, and worse by others. The lower one counts.
-
-    Args:
-        study: supplies the runs.
-        series: name of the series.
     """
     runs, words = study.of(series), wording.words(study)
-    baseline = Unlearned(float(runs["unigram_nll"].median()), words.baseline, words.baseline_nll)
+    baseline = Unlearned(frequency_nll(runs), words.baseline, words.baseline_nll)
     start = float(runs["init_nll"].median())
     if words.in_nats or math.isnan(start) or start >= baseline.nll:
         return baseline

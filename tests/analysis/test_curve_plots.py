@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.drawing.style import lr_colors
+from analysis.drawing.style import lr_colors, panel_grid
 from analysis.sections.curves import _spans, median_curves, smooth
 from analysis.sections.curves import figures as curve_figures
 from analysis.study.load import load
@@ -155,3 +155,9 @@ def test_many_series_make_several_figures_and_none_without_a_loss(tmp_path):
     many = load(write_study(tmp_path, mechanisms=("sa", "sc"), lrs=(1e-3, 1e-2), seeds=1, settings=settings))
     assert list(curve_figures(many)) == ["curves", "curves-1", "curves-by-lr"]
     assert curve_figures(load(write_study(tmp_path / "none", curves=False))) == {}
+
+
+def test_a_grid_of_panels_has_no_empty_place_and_a_height_by_its_rows():
+    figure, axes = panel_grid(5, 3, 1.5, 0.5, width=6.0, sharex=True)
+    assert list(axes) == figure.axes and len(axes) == 5
+    assert tuple(figure.get_size_inches()) == pytest.approx((6.0, 0.5 + 2 * 1.5))

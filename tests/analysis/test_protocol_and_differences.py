@@ -14,7 +14,7 @@ from analysis.report import build, summary
 from analysis.sections.alpha import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.curvature import block_figures, blocks_table, layer_of, part_of_model
-from analysis.sections.differences import differences_table, find_other_sign, relative_difference, verification
+from analysis.sections.steps import differences_table, find_other_sign, relative_difference, verification
 from analysis.study.load import load
 from analysis.study.protocol import (
     describe_protocol,

@@ -20,7 +20,7 @@ from analysis.drawing.files import lay_out
 from analysis.report import build, build_together, summary
 from analysis.sections import nll_figures
 from analysis.sections.alpha import alpha_figures, state_ratio
-from analysis.sections.differences import verification
+from analysis.sections.steps import verification
 from analysis.study.load import load
 from tests.analysis.figures import write_figures
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study

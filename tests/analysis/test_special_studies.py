@@ -21,8 +21,8 @@ from analysis.paper.grid import blocks
 from analysis.report import build_together
 from analysis.sections import alpha, curvature, curves, nll_figures
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.differences import verification
 from analysis.sections.nll import sensitivity_table, window_table
+from analysis.sections.steps import verification
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
