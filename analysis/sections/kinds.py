@@ -29,6 +29,13 @@ from analysis.study.unlearned import frequency_nll
 from analysis.words import wrap
 
 TITLE_WIDTH = 26  # characters
+# sentences of a caption on columns of `analysis.numbers.at_best_rate`
+SENSITIVITY_RULE = "Sensitivity: Wortsman et al. 2024, over the swept rates."
+RATIO_RULE = (
+    "from the optimizer's own state, of the finite ones, over the rate in force; below 1 the training's own step "
+    "lowers its batch's loss no more, to second order."
+)
+OWN_CLOCKS = "by the runs' own clocks, so that what else the machine did at the time is in it"
 APART_CAPTION = (
     "{opening}, {plain}'s in grey in each. Line: median over seeds; shade: "
     f"{SEED_RANGE}, those that finished; star: the best rate; ×: diverged runs of all runs there."

@@ -16,7 +16,7 @@ from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import common_of, compares_mixers, find_plain, groups, numbers_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import MEDIAN_RULE
-from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
+from analysis.sections.kinds import APART_CAPTION, OWN_CLOCKS, RATIO_RULE, SENSITIVITY_RULE, nll_cell, panels, time_cell
 from analysis.sections.section import (
     Captioned,
     Figures,
@@ -63,9 +63,8 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
         f"median over seeds. {MEDIAN_RULE}. Window: decades of the own window, of the median over "
         "seeds (≥: open at an end; a range: the neighbouring rate diverged); common: of the common window. "
-        "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "
-        "at the best rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
-        f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)}"
+        f"{SENSITIVITY_RULE} α_max / α: each run's median over its recorded steps at the best rate {RATIO_RULE}"
+        f"{guarded_note(study)}"
     )
     header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
     return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)
@@ -104,9 +103,8 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
         f"{study.throughput['machine']}. Memory: the most that such a step holds at once beyond parameters and the "
         f"optimizer's state, below it over {plain.name}'s"
         if memory
-        else f"by the runs' own clocks, so that what else the machine did at the time is in it; below it the range "
-        f"over seeds and n. Memory: the runs do not record what a step holds; {measured} measures it, and the time "
-        "side by side"
+        else f"{OWN_CLOCKS}; below it the range over seeds and n. Memory: the runs do not record what a step holds; "
+        f"{measured} measures it, and the time side by side"
     )
     state = (
         " State: memory of all layers for generation after one sequence of this length, keys and values or recurrent "

@@ -18,7 +18,18 @@ from analysis.numbers.at_best_rate import Numbers
 from analysis.numbers.optimizers import compares_optimizers, find_plain, groups, name_setting, numbers_of, reference_of
 from analysis.numbers.spread import MEDIAN_RULE, SEED_RANGE, Spread
 from analysis.numbers.windows import is_any_finite, median_line, outcomes
-from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
+from analysis.sections.kinds import (
+    APART_CAPTION,
+    OWN_CLOCKS,
+    RATIO_RULE,
+    SENSITIVITY_RULE,
+    bounds_text,
+    mean_time_cell,
+    nll_cell,
+    over,
+    panels,
+    time_cell,
+)
 from analysis.sections.nll_figures import nll_limits
 from analysis.sections.section import (
     Captioned,
@@ -58,9 +69,8 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         f"over seeds. {MEDIAN_RULE}. Decades to stable: from the best rate to the largest at which every "
         "seed ended stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: "
         "from it to where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's "
-        "median over its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; "
-        "below 1 the training's own step lowers its batch's loss no more, to second order. Sensitivity: Wortsman et "
-        f"al. 2024, over the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)}"
+        f"median over its recorded steps {RATIO_RULE} {SENSITIVITY_RULE} Diverged: of all runs."
+        f"{terms_in_brief(study)}{guarded_note(study)}"
     )
     header = ("optimizer", "diverged", "best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
     groups_ = (("", 4), ("decades from the best rate", 2), ("", 2))
@@ -115,9 +125,8 @@ def _explain_timing(study: Study, plain: Numbers) -> str:
             f"{study.throughput['device']}; {study.throughput['machine']}."
         )
     return (
-        f"Time: the median step over {plain.name}'s, median over seeds, below it their range and n; by the runs' own "
-        "clocks, so that what else the machine did at the time is in it; python -m benchmarks.throughput "
-        f"runs/studies/{study.name} measures it side by side."
+        f"Time: the median step over {plain.name}'s, median over seeds, below it their range and n; {OWN_CLOCKS}; "
+        f"python -m benchmarks.throughput runs/studies/{study.name} measures it side by side."
     )
 
 
