@@ -17,7 +17,7 @@ from analysis.drawing.tables import list_failures
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import MEDIAN_RULE, Mean, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.numbers.windows import GENERATIVE, VALIDATION, median_line, outcomes
+from analysis.numbers.windows import GENERATIVE, NLL_NAMES, VALIDATION, median_line, outcomes
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Column, Frame, Study
 from analysis.words import lr_text, power
@@ -147,7 +147,7 @@ def rows_of_run(frame: Frame, name: str) -> Frame:
     return frame.assign(series=name, run_lr=frame["lr"], seed=0, order=0)
 
 
-NLL_TITLES = {VALIDATION: "Validation NLL", GENERATIVE: "Generative NLL"}
+NLL_TITLES = {column: f"{name[0].upper()}{name[1:]}" for column, name in NLL_NAMES.items()}
 CELL_RULE = f"{MEDIAN_RULE}; below it the runs that ended badly."  # of `nll_cell`
 
 
@@ -188,7 +188,7 @@ def outcome_of(study: Study, column: str = VALIDATION) -> Outcome:
         name, unit = words.share.name, f"per cent {words.share.of},"
         return Outcome(column, name.capitalize(), f"validation {name}", unit, form=percent_digits, is_share=True)
     if column == GENERATIVE:
-        return Outcome(column, NLL_TITLES[column], f"generative NLL{nats}", words.generative_unit)
+        return Outcome(column, NLL_TITLES[column], f"{NLL_NAMES[column]}{nats}", words.generative_unit)
     remark = "Exploded: above the NLL at initialisation. "
     return Outcome(VALIDATION, NLL_TITLES[VALIDATION], f"{words.nll}{nats}", words.unit, remark)
 

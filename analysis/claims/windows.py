@@ -27,7 +27,7 @@ from analysis.numbers.comparison import (
 )
 from analysis.numbers.learning import Learned
 from analysis.numbers.spread import p_of_bounds
-from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
+from analysis.numbers.windows import GENERATIVE, NLL_NAMES, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import references
 from analysis.words import join_words, plural
@@ -37,7 +37,6 @@ WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix"
 # Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4,
 # structure: 3.754 against 3.711).
 MARGIN = 0.015
-KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,10 @@ def window_claims(study: Study, sides: Mapping[str, Side]) -> Iterator[Claim]:
         tail = "" if column == VALIDATION else " generative"
         for subject, wide, narrow in WIDER:
             if {wide, narrow} <= sides.keys():
-                statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
+                statement = f"{wide}'s stable window is wider than {narrow}'s ({NLL_NAMES[column]})"
                 yield _paper_claim(study, subject + tail, statement, (sides[wide], sides[narrow]), column)
         if {"mix", "sa"} <= sides.keys():
-            statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
+            statement = f"mix reaches sa's best {NLL_NAMES[column]} (within {100 * MARGIN:g} %)"
             yield _best_claim(study, "mix best NLL" + tail, statement, (sides["mix"], sides["sa"]), column)
 
 
@@ -198,7 +197,7 @@ def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], col
     if not set(pair) <= found.keys():
         return ""
     limiting = windows(study, column=column)[references(study).get(pair[1], pair[1])].median
-    limit = limit_text([limiting] if limiting else [], f"{study.reference}'s", KIND[column])
+    limit = limit_text([limiting] if limiting else [], f"{study.reference}'s", NLL_NAMES[column])
     lost = find_lost_seeds(study, pair[0], column), find_lost_seeds(study, pair[1], column)
     result = compare_windows(found[pair[0]], found[pair[1]], lost)
     verdict = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
@@ -208,7 +207,7 @@ def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], col
 
 
 def _name_track(column: str) -> str:
-    return "" if column == VALIDATION else f" on the {KIND[column]}"
+    return "" if column == VALIDATION else f" on the {NLL_NAMES[column]}"
 
 
 Named = tuple[tuple[str, SeriesWindows], tuple[str, SeriesWindows]]
@@ -308,7 +307,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
     judged = partial(Claim, subject, statement=statement, paper=CONSENSUS)
     bests = compare_bests(study, mix.series, sa.series, column)
     if bests is None:
-        return word_claim(judged(verdict="no claim", finding=f"no best {KIND[column]} of both"))
+        return word_claim(judged(verdict="no claim", finding=f"no best {NLL_NAMES[column]} of both"))
     limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests, names)
     beyond = [100 * each - limit for each in bests.differences]
     low, high = (100 * bound for bound in bests.result.interval)
@@ -319,7 +318,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
         if math.isfinite(size)
         else "is infinitely far from"
     )
-    finding = f"{mix.name}'s best {KIND[column]} {side} {sa.name}'s, margin {limit:g} %"
+    finding = f"{mix.name}'s best {NLL_NAMES[column]} {side} {sa.name}'s, margin {limit:g} %"
     claim = judged(
         verdict=verdict,
         n=n,

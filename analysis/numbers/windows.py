@@ -32,6 +32,7 @@ from analysis.study.unlearned import unlearned
 TOLERANCE = 0.05
 HALF = 0.5  # share of the nats between the token-frequency NLL and the best NLL
 VALIDATION, GENERATIVE = "val_nll", "gen_nll"
+NLL_NAMES = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
 Kind = Literal["interpolated", "open", "unmeasured", "diverged", "none"]
 
 

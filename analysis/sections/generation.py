@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import NLL_TITLES, outcome_of
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.nll import NLL_COLUMNS, window_table
@@ -51,7 +52,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
         f"{MEDIAN_RULE}{_per_byte(study, shown)}. {how} Low is not good by itself: repetition "
         f"scores low."
     )
-    return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
+    return Table(f"{NLL_TITLES[GENERATIVE]} against learning rate", caption, ("LR", *series), rows)
 
 
 def _cell(by_run: Frame, series: str, lr: float) -> Cell:
@@ -104,7 +105,7 @@ def oracle(study: Study) -> str:
 def figures(study: Study) -> Figures:
     """Draw the figure if one oracle scored generations at several learning rates."""
     figure = nll_figure(study, GENERATIVE) if oracle(study) else None
-    caption = CAPTION.format(unit=wording.words(study).generative_unit, oracle=oracle(study))
+    caption = CAPTION.format(unit=outcome_of(study, GENERATIVE).unit, oracle=oracle(study))
     return {} if figure is None else {NAME: Captioned(figure, caption)}
 
 
@@ -175,5 +176,5 @@ def _sample_cell(part: Frame) -> Cell:
 has_samples = has_data(sample_tables)
 
 
-SECTION = Section(make_body("Generative NLL", _all_tables), applies, figures, make_printer(_all_tables))
+SECTION = Section(make_body(NLL_TITLES[GENERATIVE], _all_tables), applies, figures, make_printer(_all_tables))
 SAMPLES = Section(make_body("What the models write", sample_tables), has_samples)
