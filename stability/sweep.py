@@ -126,7 +126,7 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
     from sweeps.search.rounds import make_search, run_rounds
 
     spec = plan.spec
-    record = StudyRecord.begin(spec, plan.corpus)
+    record = StudyRecord.begin(spec, plan.corpus, trials)
     if spec.search is None:
         why = earlier.describe_refusal(record.study, record.before, trials)
         if why and not spec.replace:

@@ -47,11 +47,18 @@ class StudyRecord:
     started: float
 
     @classmethod
-    def begin(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
-        """Return the record of a launch beginning now, without writing it."""
+    def begin(cls, spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[Trial] = ()) -> StudyRecord:
+        """Return the record of a launch beginning now, without writing it.
+
+        Args:
+            spec: the sweep.
+            corpus: its data.
+            trials: the runs that are known before the launch.
+        """
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
-        return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
+        origin = {**_origin(spec, corpus), **_declaration(spec, before, trials)}
+        return cls(study, spec, before, started=time.time(), origin=origin)
 
     def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
         """Record the runs requested so far, and retain those of earlier commands.
@@ -85,6 +92,18 @@ class StudyRecord:
             origin = {**self.origin, "provenance": {**self.origin["provenance"], "wall_s": wall_s}}
         trained_by = {"trained_by": _list_trained_by(self.study.pool, run_ids)}
         replace(self, origin={**origin, **trained_by}).write(trials, found)
+
+
+def _declaration(spec: SweepSpec, before: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return how many runs had ended when the primary claim was declared; {} without a claim.
+
+    A claim that the study had before keeps its declaration, so that a resumed sweep declares nothing anew.
+    """
+    if spec.primary is None:
+        return {}
+    if before.get("spec", {}).get("primary") == spec.primary:
+        return {"declared": before["declared"]} if "declared" in before else {}
+    return {"declared": {"ended": sum(trial.directory.finished for trial in trials), "runs": len(trials)}}
 
 
 def _list_trained_by(pool: Path, run_ids: Iterable[str]) -> list[dict[str, Any]]:

@@ -2,22 +2,23 @@
 
 The numbers come from `analysis.numbers.at_best_rate`. All runs count; diverged runs are reported first. Each kind is
 compared with the plain one seed by seed, under the claims' rules. One seed: no statement. Two: both must agree. Three
-or more: Student's 95 % interval of the paired differences must exclude 0. There is no correction for multiple
-comparisons; their number is printed.
+or more: Student's 95 % interval of the paired differences must exclude 0, after Holm's correction over all kinds and
+quantities of a group.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analysis.numbers.at_best_rate import Bounds, Numbers
-from analysis.numbers.comparison import TIE_DECADES, decide_with_lost
+from analysis.numbers.comparison import TIE_DECADES, decide_with_lost, p_of_agreement
 from analysis.numbers.optimizers import find_plain, groups, name_setting, numbers_of
 from analysis.numbers.side_by_side import mean_time
+from analysis.numbers.spread import LEVEL, holm, p_of_bounds
 from analysis.study.load import Study
 from analysis.words import join_words, plural
 
@@ -68,12 +69,14 @@ class Difference:
     Attributes:
         direction: +1, −1, or 0 if undecided.
         n: paired seeds.
-        text: median over seeds with its interval.
+        text: mean over seeds with its interval.
+        p: p-value of the direction; NaN below three seeds.
     """
 
     direction: int
     n: int
     text: str
+    p: float = math.nan
 
 
 def divergences(numbers: list[Numbers], unit: str = "") -> str:
@@ -121,19 +124,48 @@ def _nll_text(each: Numbers) -> str:
     return f"{each.nll.median:.3f} ({each.nll.detail()})"
 
 
-def compare(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
-    """Return a sentence on the kinds that differ from the plain one; "" without data.
+Differences = dict[str, dict[str, Difference]]  # by the quantity's key and the kind's name
+
+
+def differences(numbers: list[Numbers], plain: Numbers) -> Differences:
+    """Return every kind's differences from the plain one; a direction is 0 where Holm's correction undoes it.
 
     Args:
-        quantity: the compared number.
         numbers: all kinds.
         plain: reference kind, one of ``numbers``.
     """
     found = {
-        each.name: difference(quantity, each.by_seed[quantity.key], plain.by_seed[quantity.key])
-        for each in numbers
-        if each is not plain
+        quantity.key: {
+            each.name: difference(quantity, each.by_seed[quantity.key], plain.by_seed[quantity.key])
+            for each in numbers
+            if each is not plain
+        }
+        for quantity in QUANTITIES
     }
+    tested = [each for of_kind in found.values() for each in of_kind.values() if math.isfinite(each.p)]
+    p_of = dict(zip(map(id, tested), holm([each.p for each in tested]), strict=True))
+    return {
+        key: {
+            name: each if p_of.get(id(each), 0.0) <= LEVEL else replace(each, direction=0)
+            for name, each in of_kind.items()
+        }
+        for key, of_kind in found.items()
+    }
+
+
+def count_tests(found: Differences) -> int:
+    """Return the number of comparisons with a p-value."""
+    return sum(math.isfinite(each.p) for of_kind in found.values() for each in of_kind.values())
+
+
+def compare(quantity: Quantity, found: Mapping[str, Difference], plain: Numbers) -> str:
+    """Return a sentence on the kinds that differ from the plain one; "" without data.
+
+    Args:
+        quantity: the compared number.
+        found: each kind's difference, of `differences`.
+        plain: reference kind.
+    """
     known = {name: each for name, each in found.items() if each.n > 1}
     if not known:
         return ""
@@ -151,7 +183,8 @@ def compare(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
 def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int, Bounds]) -> Difference:
     """Return the paired difference over the common seeds, from lower and upper bounds.
 
-    If one side diverged at every rate in some seed, that seed has no number, and all seeds must agree.
+    If one side diverged at every rate in some seed, that seed has no number, and the sign test decides; in every seed,
+    the divergence itself does.
 
     Args:
         quantity: supplies the tie and the format.
@@ -164,15 +197,16 @@ def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int
     direction, interval, lost = decide_with_lost(lows, highs, quantity.tie)
     if lost:
         text = f"(one of the two diverged at every rate in {lost} of {len(seeds)} seeds)"
-        return Difference(direction, len(seeds), text)
+        if lost == len(seeds):
+            return Difference(direction, lost, text)
+        return Difference(direction, len(seeds), text, p_of_agreement(lows, highs, quantity.tie))
     middles = [_middle(low, high) for low, high in zip(lows, highs, strict=True)]
     ends = " to ".join(
         quantity.form(end) if math.isfinite(end) else f"{end:.0f}".replace("inf", "∞") for end in interval
     )
     middle = float(np.mean(middles)) if middles else math.nan
-    return Difference(
-        direction, len(seeds), f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else f"({ends})"
-    )
+    text = f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else f"({ends})"
+    return Difference(direction, len(seeds), text, p_of_bounds(lows, highs, quantity.tie))
 
 
 def _middle(low: float, high: float) -> float:
@@ -185,19 +219,19 @@ def _less(first: float, second: float) -> float:
     return 0.0 if first == second else first - second
 
 
-def rule(numbers: list[Numbers], plain: Numbers) -> str:
-    """Return the decision rule and the number of comparisons, in words."""
+def rule(tests: int, plain: Numbers) -> str:
+    """Return the decision rule in words; ``tests``: number of comparisons with a p-value."""
     seeds = len(plain.by_seed["nll"])
-    others = len(numbers) - 1
+    corrected = f", after Holm's correction over {tests} comparisons" if tests > 1 else ""
     how = (
         "With one seed nothing is said of differences"
         if seeds < 2
         else "With two seeds a difference is told where both agree, which is an indication"
         if seeds == 2
-        else f"A difference is told where the 95 % interval of the {seeds} paired differences excludes 0; in "
-        "parentheses that interval"
+        else f"A difference is told where the 95 % interval of the {seeds} paired differences excludes 0{corrected}; "
+        "in parentheses the uncorrected interval"
     )
-    return f"{how}. Each is compared with {plain.name} alone, {plural(others, 'comparison')} a quantity, uncorrected."
+    return f"{how}. Each is compared with {plain.name} alone."
 
 
 def step_ratio(each: Numbers, plain: Numbers) -> float:
@@ -223,8 +257,9 @@ def optimizers_reading(study: Study) -> list[str]:
 def _compare_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
     plain, ordered = find_plain(numbers), list(numbers.values())
     texts = [divergences(ordered, "multiples of the reference"), best(ordered, "optimizer")]
-    texts += [text for quantity in QUANTITIES if (text := compare(quantity, ordered, plain))]
-    return [*texts, rule(ordered, plain), *_costs(study, ordered, plain)]
+    found = differences(ordered, plain)
+    texts += [text for quantity in QUANTITIES if (text := compare(quantity, found[quantity.key], plain))]
+    return [*texts, rule(count_tests(found), plain), *_costs(study, ordered, plain)]
 
 
 def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:

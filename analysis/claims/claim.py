@@ -44,6 +44,8 @@ class Claim:
         more_runs: further runs of `lr=edge` that would resolve it.
         level: two-sided level for the seeds needed.
         is_primary: whether it was declared before the runs, and so is not corrected.
+        corrected: corrected p-value as text, of a verdict that the correction turned to "undecided"; else "".
+        equal: what the windows at an equal share of the learning say, of a claim on own windows.
         common: what the common windows say, of a paper's claim on own windows.
     """
 
@@ -66,6 +68,8 @@ class Claim:
     more_runs: int | None = None
     level: float = LEVEL
     is_primary: bool = False
+    corrected: str = ""
+    equal: str = ""
     common: str = ""
 
 
@@ -177,7 +181,7 @@ def judge_mean(claim: Claim, values: Sequence[float], holds_if: int, unit: str, 
 
 
 def correct(claims: Sequence[Claim], primary: tuple[str, ...] = ()) -> list[Claim]:
-    """Return claims with Holm's correction over all comparisons that rest on Student's t.
+    """Return claims with Holm's correction over all comparisons with a p-value.
 
     A decided claim whose corrected p-value exceeds `LEVEL` becomes undecided. Seeds needed are then estimated at the
     level of a single comparison among all. ``primary``: the comparison declared before the runs, which is not
@@ -205,8 +209,8 @@ def _correct_one(claim: Claim, p: float, number: int) -> Claim:
     claim = replace(claim, level=LEVEL / number)
     if claim.verdict not in ("holds", "contradicted") or p <= LEVEL:
         return word_claim(claim)
-    note = f"Alone p = {power(claim.p)}, corrected for {number} comparisons {power(p)}."
-    return word_claim(replace(claim, verdict="undecided", note=f"{note} {claim.note}".strip()))
+    note = f"Alone p = {power(claim.p)}, corrected for {number} comparisons {power(p)}. {claim.note}".strip()
+    return word_claim(replace(claim, verdict="undecided", note=note, corrected=f"corrected p = {p:.2g}"))
 
 
 def correction_note(claims: Sequence[Claim]) -> str:
@@ -215,10 +219,24 @@ def correction_note(claims: Sequence[Claim]) -> str:
     if number < 2:
         return ""
     besides = " besides the primary claim" if any(claim.is_primary for claim in claims) else ""
+    needed = f"Seeds needed: to decide at a level of 5 % / {number}. "
+    is_needed = any(claim.differences for claim in _corrected(claims))
+    late = "".join(f"{claim.text} " for claim in claims if claim.subject == "primary")
+    undone = "; where it undoes a verdict, the corrected p stands beside" if any(c.corrected for c in claims) else ""
     return (
         f"Verdicts stand after Holm's correction over the {number} comparisons of this report{besides}; intervals are "
-        f"uncorrected. Seeds needed: to decide at a level of 5 % / {number}. "
+        f"uncorrected{undone}. {_untested_note(claims)}{late}{needed if is_needed else ''}"
     )
+
+
+def _untested_note(claims: Sequence[Claim]) -> str:
+    """Return the number of verdicts without a p-value, with a space at the end; "" without any."""
+    decided = [each for each in claims if each.verdict in ("holds", "contradicted") and each.n > 2]
+    number = sum(math.isnan(each.p) for each in decided)
+    if not number:
+        return ""
+    have = "verdict has" if number == 1 else "verdicts have"
+    return f"{number} {have} no p-value and no correction: each run or graph satisfies the statement or not. "
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -9,16 +9,17 @@ Table 9), `windows` (5.1) and `steps` (5.2.1). Other papers' claims: `rivals`, `
 - One seed: no claim. Two seeds: "indicated", if both agree. Three or more: "supported", if the Student-t 95 % interval
   of the paired differences excludes 0. For equality the whole interval must lie within the margin. Otherwise the claim
   is undecided, and the number of seeds needed is given if the spread allows an estimate.
-- Many claims: Holm's correction over all comparisons by Student's t but the declared primary one (`claim.correct`).
+- Many claims: Holm's correction over all comparisons with a p-value but the declared primary one (`claim.correct`).
 - A difference of windows that the grid's brackets allow to vanish is not resolved (`comparison`).
 - An open window is a lower bound; `compare` treats the undecided cases. Diverged runs count (`step_shares`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+
+import numpy as np
 
 from analysis.claims import layers, lengths, mixers, quantization, recall, rivals, signals
 from analysis.claims.claim import (
@@ -31,6 +32,7 @@ from analysis.claims.claim import (
     correct,
     correction_note,
     verdict_words,
+    word_claim,
 )
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.reference import primary_test, reference_claims
@@ -39,7 +41,7 @@ from analysis.claims.windows import Side, window_claims
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
-from analysis.numbers.spread import Mean
+from analysis.numbers.spread import Mean, p_of_bounds
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
@@ -68,9 +70,14 @@ def judge(study: Study) -> tuple[Claim, ...]:
     papers += [*recall.claims(study), *quantization.claims(study), *lengths.claims(study), *signals.claims(study)]
     compared = reference_claims(study)
     primary = primary_test(study, compared)
-    claims = correct([*compared, *papers], primary)
+    declared = study.study.get("declared") or {"ended": 0}
+    claims = correct([*compared, *papers], () if declared["ended"] else primary)
     if (asked := study.spec.get("primary")) and not primary:
         text = f"The declared primary claim, {asked}, fits none of the comparisons, or several: all are corrected."
+        remarks.append(Claim("primary", "not judged", text))
+    elif primary and declared["ended"]:
+        known = f"{declared['ended']} of {plural(declared['runs'], 'run')}"
+        text = f"The primary claim, {asked}, was declared when {known} had ended: it is corrected as the others are."
         remarks.append(Claim("primary", "not judged", text))
     return (*claims, *remarks, *_coverage(study), _scale(study, papers))
 
@@ -140,29 +147,55 @@ def claims_table(study: Study) -> Table | None:
         (
             Cell(each.statement, each.paper if len(papers) > 1 else ""),
             Cell(str(each.n)),
-            Cell(
-                each.effect or "--", "; ".join(filter(None, (each.interval, each.common and f"common: {each.common}")))
-            ),
+            _effect_cell(each),
             _verdict_cell(each),
         )
         for each in judged
     )
-    common = "Common: the widths of the common windows. " if any(each.common for each in judged) else ""
     caption = (
         f"Claims of {join_words(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
-        "suboptimal loss: curves, a mechanism with a seed). Below the effect: interval of the paired difference that "
-        "decides. A claimed difference must exclude 0, a claimed equality lie within the margin. "
-        f"{common}{correction_note(judge(study))}{_describe_runs(study)}"
+        "suboptimal loss: curves, a mechanism with a seed). Effect: mean paired difference over seeds; below it its "
+        "interval, which decides: a claimed difference must exclude 0, a claimed equality lie within the margin. "
+        f"{_explain_lines(judged)}{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
     align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")
     return Table(title, caption, header, rows, (), align, widths)
 
 
+def _effect_cell(claim: Claim) -> Cell:
+    """Return the mean difference, below it its interval, each one's level, and the other rules for windows."""
+    lines = [claim.interval]
+    if _has_levels(claim):
+        lines.append(f"each: {claim.effect}")
+    if claim.equal and not claim.interval.startswith("at an equal share"):
+        lines.append(f"equal share: {claim.equal}")
+    lines += [f"common: {claim.common}"] if claim.common else []
+    return Cell(claim.difference or claim.effect or "--", "\n".join(filter(None, lines)))
+
+
+def _has_levels(claim: Claim) -> bool:
+    """Return whether the effect is each mechanism's level, beside the difference of both."""
+    return bool(claim.difference) and not claim.difference.startswith(claim.effect)
+
+
+def _explain_lines(judged: Sequence[Claim]) -> str:
+    """Explain the further lines of `_effect_cell`, with a space at the end; "" without any."""
+    said = {
+        "Each: medians over seeds, of % stable means. ": any(
+            each.difference not in ("", each.effect) for each in judged
+        ),
+        "Equal share: the same for windows that lose an equal share of what was learned, the one that 5 % of its NLL "
+        "costs the narrower side of the claim; a verdict needs both. ": any(each.equal for each in judged),
+        "Common: the widths of the common windows. ": any(each.common for each in judged),
+    }
+    return "".join(text for text, is_there in said.items() if is_there)
+
+
 def _verdict_cell(claim: Claim) -> Cell:
     """Return the verdict, below it the seeds or runs needed."""
     words, _, needed = verdict_words(claim).partition(": ")
-    return Cell(words, needed)
+    return Cell(words, "\n".join(filter(None, (claim.corrected, needed))))
 
 
 def _describe_runs(study: Study) -> str:
@@ -233,25 +266,28 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
 
 def _low_pass_claim(series: str, rows: Frame) -> Claim:
     """Judge one series by 2ηλ_max at its best rate. Per seed, the median over layers, heads and sequences."""
-    per_seed = (rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()
-    step = Mean.of(per_seed, is_positive=True)
+    logs = np.log((rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()).tolist()
+    step = Mean.of(np.exp(logs), is_positive=True)
     gain, left = rows["gain"].median(), (rows["variance_after"] / rows["variance_before"]).median()
-    numbers = (
-        f"2ηλ_max = {step.mean:.2g}, median over layers and heads, geometric mean over {plural(step.n, 'seed')}, at "
-        f"{lr_text(float(rows['run_lr'].iloc[0]))}; largest factor of a frequency {gain:.2g}; the layer leaves "
-        f"{100 * left:.0f} % of the variance between positions"
-    )
-    effect = f"2ηλ_max = {step.mean:.2g}"
-    statement = LOW_PASS.format(series)
-    judged = partial(Claim, f"low-pass {series}", statement=statement, n=step.n, effect=effect, paper=CONSENSUS)
-    if step.n < 3:
-        text = f"On low-pass filtering by {series} no claim is made with {plural(step.n, 'seed')} ({numbers})."
-        return judged("no claim", text)
     verdict: Verdict = "holds" if step.high <= 1 else "contradicted" if step.low > 1 else "undecided"
-    said = {
-        "holds": "is a low-pass filter",
-        "contradicted": "is no low-pass filter: its step overshoots at high frequencies",
-        "undecided": "may or may not be a low-pass filter",
-    }[verdict]
-    interval = f"95 % interval over seeds {step.low:.2g} to {step.high:.2g}"
-    return judged(verdict, f"The trained graph step of {series} {said} ({numbers}; {interval}).", interval=interval)
+    effect = f"2ηλ_max = {step.mean:.2g}"
+    note = (
+        f"Median over layers and heads, geometric mean over {plural(step.n, 'seed')}, at "
+        f"{lr_text(float(rows['run_lr'].iloc[0]))}; largest factor of a frequency {gain:.2g}; the layer leaves "
+        f"{100 * left:.0f} % of the variance between positions."
+    )
+    claim = Claim(
+        f"low-pass {series}",
+        verdict if step.n > 2 else "no claim",
+        statement=LOW_PASS.format(series),
+        n=step.n,
+        effect=effect,
+        interval=f"95 %: {step.low:.2g} to {step.high:.2g}" if step.n > 2 else "",
+        paper=CONSENSUS,
+        finding=f"the trained graph step of {series} has {effect}; above 1 it overshoots at high frequencies",
+        note=note,
+        test=("low-pass", series),
+        p=p_of_bounds(logs, logs),
+        differences=tuple(logs),
+    )
+    return word_claim(claim)

@@ -24,7 +24,7 @@ from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.numbers.at_best_rate import Bounds
-from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide_with_lost
+from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide_with_lost, p_of_agreement
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.mixers import (
     PLAIN,
@@ -146,10 +146,12 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
     highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
     subject, n = f"edge {other} beside {plain}", len(seeds)
-    direction, interval, lost = decide_with_lost(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
+    tie = TIE_DECADES if factor == 1.0 else 0.0
+    direction, interval, lost = decide_with_lost(lows, highs, tie)
     known = " to ".join(_times(end + needed) for end in interval)
     kind = "range" if n == 2 or lost else "95 %"
-    least, most = (float(np.median([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
+    typical = np.median if lost else np.mean  # the interval is the mean's, but where a seed has no rate at all
+    least, most = (float(typical([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
     effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
     verdict = judge_sign(direction)
     more_runs, is_resolved = None, True
@@ -171,7 +173,7 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
             finding=f"largest stable learning rate of {other} over {plain}'s{asked} ({edge.said}): {medians}",
             note=note,
             test=("edge", edge.said, f"{factor:g}", other, plain),
-            p=math.nan if lost else p_of_bounds(lows, highs, TIE_DECADES if factor == 1.0 else 0.0),
+            p=(p_of_agreement if lost else p_of_bounds)(lows, highs, tie),
             differences=tuple(lows) if lows == highs else (),
             more_runs=more_runs,
         )

@@ -10,9 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, judge_interval, sentence, word_claim
+from analysis.claims.claim import (
+    CONSENSUS,
+    Claim,
+    Verdict,
+    interval_text,
+    judge_interval,
+    sentence,
+    signed,
+    word_claim,
+)
 from analysis.claims.windows import Side
-from analysis.numbers.spread import share_interval
+from analysis.numbers.spread import p_of_share, share_interval
 from analysis.numbers.step_comparison import Medians, StepShares, compare_medians, compare_stable_steps, highest_lrs
 from analysis.numbers.step_shares import (
     DIVERGED,
@@ -105,7 +114,7 @@ def _largest(
     ahead = [(name, each) for name, each in found if each.result.direction < 0]
     open_ = [(name, each) for name, each in found if each.result.direction == 0]
     # the interval that decides: one ahead is enough against the claim, one open is enough to leave it undecided
-    closest, nearest = min(ahead or open_ or found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
+    closest, nearest = _deciding(ahead or open_ or found, is_least_certain=not ahead)
     numbers = _numbers(found)
     of_n = "" if nearest.result.n == n else f" of {plural(nearest.result.n, 'seed')}"
     p_values = [each.result.p for _, each in found]
@@ -128,11 +137,24 @@ def _largest(
             paper=CONSENSUS,
             finding=finding,
             note=_notes(found),
+            difference=_difference(nearest),
             test=(subject, series),
             p=math.nan if any(map(math.isnan, p_values)) else p_value,
             differences=_hardest(open_ or found),
         )
     )
+
+
+def _deciding(found: Sequence[Found], *, is_least_certain: bool) -> Found:
+    """Return the comparison on which the verdict depends: the largest p-value, else the smallest one.
+
+    Without p-values, of fewer than three seeds, it is the one with the smallest lead.
+    """
+    p_values = [each.result.p for _, each in found]
+    if any(map(math.isnan, p_values)):
+        return min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
+    place = max if is_least_certain else min
+    return found[p_values.index(place(p_values))]
 
 
 def _effect(each: StepShares | Medians) -> float:
@@ -144,6 +166,15 @@ def _effect(each: StepShares | Medians) -> float:
         return each.first - each.second
     first, second = (math.log10(value) if value > 0 else -math.inf for value in (each.first, each.second))
     return 0.0 if first == second else first - second
+
+
+def _difference(each: StepShares | Medians) -> str:
+    """Return the mean paired lead with its unit; "" if some seed has a bound only."""
+    known = each.differences
+    if not known or not all(map(math.isfinite, known)):
+        return ""
+    mean = math.fsum(known) / len(known)
+    return f"{signed(mean, 0)} points" if isinstance(each, StepShares) else f"{signed(mean, 1)} decades"
 
 
 def _hardest(found: Sequence[Found]) -> tuple[float, ...]:
@@ -221,20 +252,25 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         if len(part := bad[bad["series"] == side.series])
     ]
     others = f"; of runs inside the window: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
-    numbers = f"{join_words(by_mechanism)}; {curves}, exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
+    numbers = f"{join_words(by_mechanism)}; {curves}{others}"
     count = (
         f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "
         "below the learning rate"
     )
-    stance = {
-        "holds": "as the paper finds typical",
-        "contradicted": "unlike what the paper finds typical",
-        "undecided": "which leaves open what is typical",
-    }[verdict]
-    effect = f"{below} of {n} runs below, {curves}"
-    interval = f"{100 * low:.0f} to {100 * high:.0f} % of curves, exact 95 %"
-    text = f"{sentence(how)}, {count}, {stance} ({numbers})."
-    return Claim(subject, verdict, text, statement, len(most), effect, interval, CONSENSUS)
+    claim = Claim(
+        subject,
+        verdict,
+        statement=statement,
+        n=len(most),
+        effect=f"{below} of {n} runs below, {curves}",
+        interval=f"{100 * low:.0f} to {100 * high:.0f} % of curves, exact 95 %",
+        paper=CONSENSUS,
+        finding=f"{how}, {count}",
+        note=f"{sentence(numbers)}.",
+        test=(subject, *(side.series for side in sides)),
+        p=p_of_share(int(most.sum()), len(most)),
+    )
+    return word_claim(claim)
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from analysis.claims.claim import Claim, Verdict, judge_interval, judge_mean, signed
-from analysis.numbers.spread import Mean, Spread
+from analysis.claims.claim import Claim, Verdict, judge_interval, judge_mean, signed, word_claim
+from analysis.numbers.spread import Mean, Spread, p_of_bounds
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
@@ -159,34 +158,32 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
 
 def _drift_by_seed(single: Column, product: Column, series: str, statement: str) -> Claim:
     """Judge drift for inexact columns, paired by run: geometric mean over rates, per seed."""
-    ratios = (product / single).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
-    found = Mean.of(ratios, is_positive=True)
+    logs = np.log(product / single).groupby(level="seed").mean()
+    found, differences = Mean.of(np.exp(logs), is_positive=True), tuple(logs)
     worst = [Spread.of(each.groupby(level="seed").median()) for each in (single, product)]
-    known = (
-        f"{found.low:.3g} to {found.high:.3g}, {'range' if found.n < 3 else '95 % interval of the geometric mean'}"
-        if found.n > 1
-        else ""
-    )
-    numbers = (
-        f"columns off 1 by at most {power(worst[0].median)} in single matrices and {power(worst[1].median)} in their "
-        f"product (medians over seeds); {found.mean:.3g} times as far{f', {known}' if known else ''}, n={found.n}"
-    )
-    effect = f"{found.mean:.3g} times as far from 1"
-    judged = partial(Claim, f"drift {series}", statement=statement, n=found.n, effect=effect, interval=known)
-    if found.n < 2:
-        text = f"On column sums of {series} no claim is made with {plural(found.n, 'seed')} ({numbers})."
-        return judged("no claim", text)
     verdict = judge_interval(found.low, found.high, 1)
-    said = {
-        "holds": "lie further off 1 than",
-        "contradicted": "lie nearer to 1 than",
-        "undecided": "cannot be told from",
-    }[verdict]
-    return judged(verdict, f"The column sums of {series}'s product {said} those of its single matrices ({numbers}).")
+    kind = "range" if found.n < 3 else "95 %"
+    effect = f"{found.mean:.3g} times as far from 1"
+    return word_claim(
+        Claim(
+            f"drift {series}",
+            verdict if found.n > 1 else "no claim",
+            statement=statement,
+            n=found.n,
+            effect=effect,
+            interval=f"{kind}: {found.low:.3g} to {found.high:.3g} times" if found.n > 1 else "",
+            finding=f"the column sums of {series}'s product lie {effect} as those of its single matrices",
+            note=f"At most {power(worst[0].median)} off 1 in single matrices and {power(worst[1].median)} in their "
+            "product (medians over seeds).",
+            test=("drift", series),
+            p=p_of_bounds(differences, differences),
+            differences=differences,
+        )
+    )
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positions: str) -> Iterator[Claim]:
-    """Judge the share of outliers at the series' best rate. The paper uses one rate per size.
+    """Judge the mean share of outliers at the series' best rate. The paper uses one rate per size.
 
     ``positions`` is the objective's word for positions.
     """
@@ -207,20 +204,25 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
         yield Claim(subject, "not judged", text, statement)
         return
     shares = reduce_by_run(own, "single", "beyond", "share")
-    low, high = float(shares.min()), float(shares.max())
-    effect = f"{100 * float(np.median(shares)):.3g} % of {positions}"
-    known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
-    numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"
-    judged = partial(Claim, subject, statement=statement, n=len(shares), effect=effect)
-    if len(shares) < 2:
-        yield judged("no claim", f"On outliers of {series} no claim is made with one seed ({numbers}).", n=1)
-        return
+    found, beyond = Mean.of(shares), tuple(shares - NEGLIGIBLE_SHARE)
+    low, high = max(found.low, 0.0), min(found.high, 1.0)  # a share: without loss of coverage
     verdict = judge_interval(low, high, NEGLIGIBLE_SHARE)
-    said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[
-        verdict
-    ]
-    text = f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers})."
-    yield judged(verdict, text, interval=known)
+    effect, kind = f"{100 * found.mean:.3g} % of {positions}", "range" if found.n < 3 else "95 %"
+    claim = Claim(
+        subject,
+        verdict if found.n > 1 else "no claim",
+        statement=statement,
+        n=found.n,
+        effect=effect,
+        interval=f"{kind}: {100 * low:.3g} to {100 * high:.3g} %" if found.n > 1 else "",
+        finding=f"in {series} {effect} and connections have ln(1/ν) > {OUTLIER_LOG_RANGE:g}, at "
+        f"{lr_text(float(own['run_lr'].iloc[0]))}",
+        note=f"Negligible: below {100 * NEGLIGIBLE_SHARE:g} %, our line.",
+        test=(subject,),
+        p=p_of_bounds(beyond, beyond),
+        differences=beyond,
+    )
+    yield word_claim(claim)
 
 
 def depth_claims(study: Study) -> Iterator[Claim]:

@@ -2,8 +2,8 @@
 
 By the paper the window of sc is wider than sa's and sw's, and mix reaches sa's best NLL with a wider window. These
 claims are judged by each mechanism's own window, on the validation NLL, and on the generative NLL if samples were
-scored. On the validation NLL a verdict needs the windows at an equal share of what was learned, too: both must agree. A
-line says what the common window, by the reference's limit, has to say.
+scored. A verdict needs the windows at an equal share of what was learned, too: both must agree. On the generative NLL
+they are unknown, and there is no verdict. A line says what the common window, by the reference's limit, has to say.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix"
 # Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4,
 # structure: 3.754 against 3.711).
 MARGIN = 0.015
+ONE_RULE = (
+    "By 5 % of the best NLL alone, which makes no verdict: the generative NLL of a model without learning is unknown, "
+    "and with it the windows at an equal share of the learning."
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,9 @@ def window_claim(
     if equal is not None:
         claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
         notes.insert(0, note)
+    elif column != VALIDATION and claim.verdict in ("holds", "contradicted"):
+        claim = replace(claim, verdict="no claim", p=math.nan, differences=())
+        notes.insert(0, ONE_RULE)
     common = common_line(study, pair, names, column) if is_with_common else ""
     said = common.partition(": ")[2].removesuffix(".")
     return word_with_notes(replace(claim, common=said), [*notes, common])
@@ -168,12 +175,15 @@ def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) ->
         f"At an equal share of what was learned ({100 * equal.share:.0f} %, as {other}'s own window allows): "
         f"{_widths(((name, equal.found), (other, theirs)))} decades, {said.get(verdict, 'undecided')}."
     )
+    interval = interval_text(result.interval, result.n, "decades")
+    words = ", ".join(filter(None, (_difference(result), interval, said.get(verdict, "undecided"))))
+    claim = replace(claim, equal=words)
     if claim.verdict not in ("holds", "contradicted"):
         return claim, note
     p_value = math.nan if math.isnan(claim.p + result.p) else max(claim.p, result.p)
     if verdict == claim.verdict:
         return replace(claim, p=p_value), note
-    claim = replace(claim, interval=f"at an equal share {interval_text(result.interval, result.n, 'decades')}")
+    claim = replace(claim, interval=f"at an equal share {interval}")
     if verdict in ("holds", "contradicted"):  # each rule has its own verdict, the opposite of the other's
         return replace(claim, verdict="undecided", differences=(), p=max(p_value, 1.0)), note
     return replace(claim, verdict=verdict, differences=result.differences, more_runs=result.more_runs, p=p_value), note
@@ -325,6 +335,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
         effect=effect,
         interval=interval_text((low, high), n, "%"),
         finding=finding,
+        difference=f"{signed(size)} %" if math.isfinite(size) else "",
         test=("margin", column, mix.series, sa.series),
         p=p_of_bounds(beyond, beyond),
         differences=tuple(100 * each for each in bests.differences),

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.numbers.spread import mean_interval, p_of_bounds
+from analysis.numbers.spread import mean_interval, p_of_bounds, p_of_signs, signs_decide
 from analysis.numbers.windows import VALIDATION, SeriesWindows, outcomes
 from analysis.study.load import Column, Frame, Study
 
@@ -88,7 +88,8 @@ def decide(
 def decide_with_lost(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
     """Return direction, interval and the number of infinite differences, from bounds per seed.
 
-    An infinite difference means that one side has no rate with a result; then all seeds must agree.
+    An infinite difference means that one side has no rate with a result; then the sign test decides, or this itself in
+    every seed.
 
     Args:
         lows: lower bound per seed.
@@ -96,9 +97,33 @@ def decide_with_lost(lows: list[float], highs: list[float], tie: float) -> tuple
         tie: largest absolute difference treated as 0.
     """
     if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
-        ends = min(lows), max(highs)
-        return (1 if ends[0] > tie else -1 if ends[1] < -tie else 0), ends, lost
+        agreed = find_agreement(lows, highs, tie)
+        return (agreed if lost == len(lows) or signs_decide(len(lows)) else 0), (min(lows), max(highs)), lost
     return *decide(lows, highs, tie), 0
+
+
+def find_agreement(lows: list[float], highs: list[float], tie: float) -> int:
+    """Return the sign of all differences, from bounds per seed; 0 if they differ or one may be a tie.
+
+    Args:
+        lows: lower bound per seed.
+        highs: upper bound per seed.
+        tie: largest absolute difference treated as 0.
+    """
+    return 1 if min(lows) > tie else -1 if max(highs) < -tie else 0
+
+
+def p_of_agreement(lows: list[float], highs: list[float], tie: float) -> float:
+    """Return the sign test's p-value of differences with infinite ones, 1 if they disagree; NaN if all are infinite.
+
+    Args:
+        lows: lower bound per seed.
+        highs: upper bound per seed.
+        tie: largest absolute difference treated as 0.
+    """
+    if len(lows) < 3 or all(map(math.isinf, (*lows, *highs))):
+        return math.nan
+    return p_of_signs(len(lows)) if find_agreement(lows, highs, tie) else 1.0
 
 
 Lost = Mapping[int, tuple[float, float]]  # seeds diverged at every rate, with the range of rates
@@ -258,20 +283,22 @@ def bisections_needed(gaps: Sequence[float], difference: float) -> int | None:
 def _decide(
     bounds: list[tuple[float, float, float, float]], known: Pairs, limit: float
 ) -> tuple[int, tuple[float, float], float]:
-    """Decide as `decide`, from both widths' bounds. If all seeds' bounds are strict, the sign decides.
+    """Decide as `decide`, from both widths' bounds. If all seeds' bounds are strict, the sign test decides, too.
 
     Returns:
-        (direction, interval, p-value); the sign has none.
+        (direction, interval, p-value).
     """
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
     rounding = 1e-9
     # An edge next to a divergence lies strictly below the diverged rate. If the first is at least as wide as the
-    # second's bound in all of two or more seeds, then it is wider in each: the sign decides, whatever the spread.
-    if not direction and len(known) > 1 and all(b.is_below_most for _, b in known) and min(lows) >= -rounding:
-        return 1, (0.0, interval[1]), math.nan
-    if not direction and len(known) > 1 and all(a.is_below_most for a, _ in known) and max(highs) <= rounding:
-        return -1, (interval[0], 0.0), math.nan
+    # second's bound in each seed, then it is wider in each, whatever the spread.
+    if not direction and signs_decide(len(known)):
+        p_value = p_of_signs(len(known))
+        if all(b.is_below_most for _, b in known) and min(lows) >= -rounding:
+            return 1, (0.0, interval[1]), p_value
+        if all(a.is_below_most for a, _ in known) and max(highs) <= rounding:
+            return -1, (interval[0], 0.0), p_value
     return direction, interval, p_of_bounds(lows, highs, TIE_DECADES)
 
 

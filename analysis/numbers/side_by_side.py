@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.numbers.spread import p_of_share
 from analysis.study.load import Study
 
 FEWEST_TURNS = 6  # fewer allow no 95 % interval of a median
@@ -22,7 +23,16 @@ class Ratio:
     median: float
     low: float
     high: float
-    turns: int
+    ratios: tuple[float, ...]
+
+    @property
+    def turns(self) -> int:
+        return len(self.ratios)
+
+    def p_beyond(self, limit: float) -> float:
+        """Return the sign test's two-sided p-value of a median other than ``limit``; turns equal to it are left out."""
+        above, below = (sum(sign * (turn - limit) > 0 for turn in self.ratios) for sign in (1, -1))
+        return p_of_share(above, above + below) if above + below else 1.0
 
 
 def ratio(study: Study, series: str, plain: str) -> Ratio | None:
@@ -40,7 +50,7 @@ def ratio(study: Study, series: str, plain: str) -> Ratio | None:
     turns = np.sort(np.asarray(seconds[plain]) / np.asarray(seconds[series]) * rates[series] / rates[plain])
     place = _place(len(turns))
     low, high = (0.0, math.inf) if place is None else (turns[place], turns[-1 - place])
-    return Ratio(float(np.median(turns)), float(low), float(high), len(turns))
+    return Ratio(float(np.median(turns)), float(low), float(high), tuple(map(float, turns)))
 
 
 def mean_time(study: Study, series: str, plain: str) -> float:

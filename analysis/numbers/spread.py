@@ -152,6 +152,33 @@ def share_interval(hits: int, number: int) -> tuple[float, float]:
     return low, high
 
 
+def p_of_share(hits: int, number: int, share: float = 0.5) -> float:
+    """Return the exact two-sided p-value of a share, twice the smaller binomial tail.
+
+    Below `LEVEL` exactly if `share_interval` excludes the share.
+
+    Args:
+        hits: of the draws.
+        number: independent draws.
+        share: the tested probability.
+    """
+
+    def tail(counts: range) -> float:
+        return math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in counts)
+
+    return min(1.0, 2 * min(tail(range(hits, number + 1)), tail(range(hits + 1))))
+
+
+def p_of_signs(number: int) -> float:
+    """Return the sign test's p-value of seeds that all agree, without their sizes; NaN below three seeds."""
+    return math.nan if number < 3 else p_of_share(number, number)
+
+
+def signs_decide(number: int) -> bool:
+    """Return whether so many seeds that all agree decide by their signs: two indicate, from six on p ≤ 0.05."""
+    return number == 2 or p_of_signs(number) <= LEVEL
+
+
 def _bisect(is_above: Callable[[float], bool]) -> float:
     """Return the smallest point in [0, 1] satisfying a monotone condition."""
     low, high = 0.0, 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from analysis.drawing.tables import chunks, guarded_note, limits, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import cell_at, outcome_of, rate_table
 from analysis.numbers.at_best_rate import Sensitivity, sensitivity
-from analysis.numbers.common_windows import common_windows
+from analysis.numbers.common_windows import common_windows, equal_share
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
@@ -42,42 +42,73 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         oracle: the caption's sentence on a generative NLL's oracle.
     """
     found, common, words = windows(study, column=column), common_windows(study, column), wording.words(study)
-    rows = tuple(_window_row(study, found[name], common.get(name), column) for name in study.series)
+    shares, equal = _equal_windows(study) if column == VALIDATION else ({}, {})
+    beside = {name: [each.get(name) for each in (common, *([equal] if equal else []))] for name in study.series}
+    rows = tuple(_window_row(study, found[name], beside[name], column) for name in study.series)
     own, of_reference = limits(study, study.series, "the mechanism's", column)
     start = words.baseline if words.in_nats else f"{words.baseline} and untrained models"
     half = f" Learning is measured from {start}." if "half" in own else ""
     reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
     reach = reach if column == VALIDATION else ""
-    beside = f" Common: rates {of_reference}." if common else ""
+    others = f" Common: rates {of_reference}." if common else ""
+    share = f" Equal share: rates that lose at most the share of what was learned that {_shares_text(shares)}."
+    others += share if equal else ""
     ends = f" {EXPLAINED}." if column == VALIDATION else ""
     caption = (
         f"Own: the learning rates {own}, around the best one, on the median "
-        f"over seeds (a divergence counting as infinite).{beside} Below the decades: the edges, interpolated in log10 "
+        f"over seeds (a divergence counting as infinite).{others} Below the decades: the edges, interpolated in log10 "
         "LR; the two rates between which each lies; the range over single seeds. ≥: the window reaches the end of the "
         "sweep, or a rate without a result, and is a lower bound. A range a–b: the neighbouring rate diverged and the "
         f"edge lies in between."
         f"{half}{ends}{reach}{guarded_note(study)}{oracle and f' {oracle}'}"
     )
-    header = ("mechanism", "best LR", "best NLL", "own (decades)", "common (decades)", "own ends by")
+    shared = ("equal share (decades)",) if equal else ()
+    header = ("mechanism", "best LR", "best NLL", "own (decades)", "common (decades)", *shared, "own ends by")
     title = "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL"
     return Table(title, caption, header, rows)
 
 
-def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None, column: str) -> tuple[Cell, ...]:
-    """Return one series' row; in place of windows the reason for their absence."""
+def _equal_windows(study: Study) -> tuple[dict[str, float], dict[str, SeriesWindows]]:
+    """Return the share that each reference's own window allows to lose, and every series' windows at it.
+
+    References that learned nothing, and series without one, are left out.
+    """
+    pairs, lacking = references(study), reasons_untrained(study)
+    shares, found = {}, {}
+    compared = [name for name in study.series if name in pairs or name in pairs.values()]
+    for name in (each for each in compared if not lacking[pairs.get(each, each)]):
+        if (equal := equal_share(study, name, pairs.get(name, name))) is not None:
+            shares[pairs.get(name, name)], found[name] = equal.share, equal.found
+    return shares, found
+
+
+def _shares_text(shares: Mapping[str, float]) -> str:
+    """Return the references' shares as text, e.g. "sa's own window allows (16 %)"."""
+    if len(shares) > 2:
+        return "the reference's own window allows"
+    return join_words(f"{name}'s own window allows ({100 * share:.0f} %)" for name, share in shares.items())
+
+
+def _window_row(
+    study: Study, found: SeriesWindows, others: Sequence[SeriesWindows | None], column: str
+) -> tuple[Cell, ...]:
+    """Return one series' row; in place of windows the reason for their absence.
+
+    ``others``: the common window, and that at an equal share if the table has it.
+    """
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
     frequencies = f"frequencies {unigram.median:.3f}" if column == VALIDATION and unigram.n else ""
     name = Cell(found.series, f"{wording.count_parameters(runs)}\n{frequencies}")
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
-        return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)
+        return (name, Cell("--"), Cell(why), *(Cell("--"),) * (2 + len(others)))
     best_lr = found.median.best_lr
     best_cells = (Cell(lr_text(best_lr)), cell_at(study, found.series, best_lr, column))
     if reasons_untrained(study)[found.series]:
-        return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * 2)
-    beside = Cell("--") if common is None else width_cell(common)
-    return (name, *best_cells, width_cell(found), beside, _ends_cell(study, found.series, column))
+        return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * (1 + len(others)))
+    beside = [Cell("--") if each is None else width_cell(each) for each in others]
+    return (name, *best_cells, width_cell(found), *beside, _ends_cell(study, found.series, column))
 
 
 def _ends_cell(study: Study, series: str, column: str) -> Cell:

@@ -264,5 +264,5 @@ def _cell(claim: Claim | None) -> Cell:
     if claim is None:
         return Cell("--")
     interval = claim.interval.removesuffix(f" {claim.difference.rpartition(' ')[2]}")
-    verdict = short_verdict(claim)
-    return Cell(claim.difference or "--", f"{interval}\n{verdict}", claim.verdict in ("holds", "contradicted"))
+    below = "\n".join((interval, *filter(None, [claim.corrected]), short_verdict(claim)))
+    return Cell(claim.difference or "--", below, claim.verdict in ("holds", "contradicted"))

@@ -270,9 +270,8 @@ def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
     It names the others. ``prefix`` begins its figures' file names.
     """
     measured = [study for study in studies if has_early(study)]
-    # runs without learning end on either side of a threshold by noise: no question about them
-    untrained = [study for study in measured if all(reasons_untrained(study).values())]
-    trained = [study for study in measured if study not in untrained]
+    trained = [study for study in measured if has_learned(study)]
+    untrained = [study for study in measured if study not in trained]
     if len(trained) < 2:
         return ()
     found = Evidence(trained)
@@ -290,5 +289,10 @@ def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
     return body_of(found, drawn) + lacking
 
 
-applies = has_data(has_early)
+def has_learned(study: Study) -> bool:
+    """Return whether some mechanism learned: the others' runs end on either side of a threshold by noise."""
+    return not all(reasons_untrained(study).values())
+
+
+applies = has_data(lambda study: has_early(study) and has_learned(study))
 SECTION = Section(body, applies, figures, tables)

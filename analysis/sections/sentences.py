@@ -153,7 +153,7 @@ def _say_alpha(study: Study) -> str:
     lacking = reasons_untrained(study)
     trained = {name: name for name in study.series if not lacking[name]}
     known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
-    if has_early(study) and study.runs["lr"].nunique() > 1:
+    if trained and has_early(study) and study.runs["lr"].nunique() > 1:
         return f"Does α_max tell early which runs fail, which rate is best, where the edge is? {conclusion(study)}"
     if not known:
         return ""

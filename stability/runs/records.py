@@ -207,6 +207,13 @@ class TrainedBy(Record):
     runs: Whole
 
 
+class DeclaredPart(Record):
+    """Runs that had ended when a study's primary claim was declared, of all that were known."""
+
+    ended: Whole
+    runs: Whole
+
+
 class StudyFile(Record):
     """The fields of ``study.json``."""
 
@@ -219,6 +226,7 @@ class StudyFile(Record):
     ablations: list[AblationPart] | None = None
     earlier: list[EarlierPart] = Field(default_factory=list)
     trained_by: list[TrainedBy] = Field(default_factory=list)
+    declared: DeclaredPart | None = None
     words: WordsPart | None = None
 
     @classmethod

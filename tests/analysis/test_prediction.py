@@ -190,6 +190,7 @@ def test_a_study_in_which_nothing_learned_enters_no_question_of_several_and_is_n
     text = " ".join(piece.text for piece in prediction.together(studies) if isinstance(piece, Paragraph))
     assert "Of 18 runs 18 are judged" in text and "Not here, since no mechanism learned: idle." in text
     assert prediction.together(studies[1:]) == ()
+    assert prediction.applies(studies[0]) and not prediction.applies(studies[2]), "nor does it ask one of its own"
 
 
 def test_a_curve_that_two_studies_share_is_ranked_once():

@@ -172,7 +172,7 @@ def test_exactness_drift_and_outliers_are_told(tmp_path):
     folder = probed(
         study_of(tmp_path),
         {"mhc_lite": EXACT, "mhc": ([0.01, 0.02, 0.015], [0.1, 0.25, 0.12]), "hc": (0.4, 0.4)},
-        share=[0.01, 0.02, 0.004],
+        share=[0.01, 0.012, 0.011],
     )
     found = claims_of(folder)
     lite = found["stochasticity sa mhc_lite"]
@@ -184,15 +184,17 @@ def test_exactness_drift_and_outliers_are_told(tmp_path):
         "holds",
         3,
         "10 times as far from 1",
-    ) and "1.5e-2 in single matrices and 1.2e-1" in drift.text
+    ) and "1.5e-2 off 1 in single matrices and 1.2e-1" in drift.text
     assert found["drift sa hc"].statement == "" and found["drift sa hc"].verdict == "undecided"
     outliers = found["outliers sa mhc"]
     assert (outliers.verdict, outliers.n, outliers.effect) == (
         "holds",
         3,
-        "1 % of tokens",
-    ) and "0.4 % to 2 %, range over seeds" in outliers.interval
-    assert "at LR 1e-2" in outliers.text, "at its best rate"
+        "1.1 % of tokens",
+    ) and outliers.interval == "95 %: 0.852 to 1.35 %"  # t_2 · 0.1 % / √3 = 0.248 %
+    assert ", at 1e-2 (" in outliers.text, "at its best rate"
+    # Holm's correction counts them: the interval excludes the limit exactly if the p-value is below 5 %
+    assert drift.p < 0.05 and outliers.p < 0.05 and found["drift sa hc"].p == 1.0
     depth = found["depth sa mhc"]
     assert depth.verdict == "not judged" and "one depth (2 connections)" in depth.text and "layers=[6,24]" in depth.text
 
@@ -246,15 +248,16 @@ def test_what_is_not_exact_or_does_not_drift_contradicts(tmp_path):
     assert found["drift sa mhc"].verdict == "contradicted" and "are 1 to rounding" in found["drift sa mhc"].text
     assert (
         found["outliers sa mhc"].verdict == "contradicted"
-        and "outliers are negligible" in found["outliers sa mhc"].text
+        and "in sa mhc 0 % of tokens and connections have ln(1/ν) > 30" in found["outliers sa mhc"].text
     )
     nearer = claims_of(
         probed(
             study_of(tmp_path / "nearer"), {"mhc": ([0.1, 0.12, 0.11], [0.01, 0.012, 0.013])}, share=[0.0, 0.01, 0.01]
         )
     )
-    assert nearer["drift sa mhc"].verdict == "contradicted" and "lie nearer to 1" in nearer["drift sa mhc"].text
+    assert nearer["drift sa mhc"].verdict == "contradicted" and "lie 0.106 times as far" in nearer["drift sa mhc"].text
     assert nearer["outliers sa mhc"].verdict == "undecided"
+    assert nearer["outliers sa mhc"].interval == "95 %: 0 to 2.1 %", "no share is below 0"
 
 
 def test_outliers_by_another_threshold_are_not_judged(tmp_path):

@@ -7,11 +7,21 @@ import numpy as np
 import pytest
 
 from analysis.claims.claim import Claim, correct, correction_note, word_claim
-from analysis.claims.judging import judge
+from analysis.claims.judging import claims_table, judge
 from analysis.numbers.comparison import decide
-from analysis.numbers.spread import holm, p_beyond, p_of_bounds
+from analysis.numbers.side_by_side import Ratio, ratio
+from analysis.numbers.spread import (
+    holm,
+    p_beyond,
+    p_of_bounds,
+    p_of_share,
+    p_of_signs,
+    share_interval,
+    signs_decide,
+)
+from analysis.sections.overview import reference_table
 from tests.analysis.test_claims import FINE
-from tests.analysis.test_paper_claims import study_of
+from tests.analysis.test_paper_claims import FINEST, SLOPES, study_of, vee
 
 
 def step_down(p_values, level):
@@ -53,6 +63,31 @@ def test_p_values_are_scipys_and_agree_with_the_interval():
             assert p == pytest.approx(stats.ttest_1samp(values, 0).pvalue) and (p < 0.05) == (direction != 0)
     assert math.isnan(p_beyond([1.0, 2.0])) and p_beyond([1.0, math.inf, 2.0]) == 1.0
     assert p_beyond([1.0] * 3) == 0.0 and p_beyond([0.0] * 3) == 1.0
+
+
+def test_the_exact_p_value_of_a_share_is_scipys_and_agrees_with_the_interval():
+    stats = pytest.importorskip("scipy.stats")
+    for number in range(1, 21):
+        for hits in range(number + 1):
+            p, (low, high) = p_of_share(hits, number), share_interval(hits, number)
+            assert p == pytest.approx(stats.binomtest(hits, number).pvalue)
+            assert (p < 0.05) == (not low <= 0.5 <= high)
+
+
+def test_signs_alone_decide_from_six_seeds_on():
+    assert [p_of_signs(number) for number in (3, 5, 6)] == pytest.approx([1 / 4, 1 / 16, 1 / 32])
+    assert math.isnan(p_of_signs(2)) and [signs_decide(number) for number in (1, 2, 3, 5, 6)] == [0, 1, 0, 0, 1]
+
+
+def test_the_sign_test_of_turns_agrees_with_the_interval_of_their_median(tmp_path):
+    draws = np.random.default_rng(2)
+    study = study_of(tmp_path)
+    for _ in range(60):
+        seconds = {"sa": np.ones(12), "sc": draws.normal(1.05, 0.1, 12)}
+        rows = [{"series": name, "seconds": list(each), "tokens_per_step": 64} for name, each in seconds.items()]
+        found = ratio(dataclasses.replace(study, throughput={"rows": rows}), "sc", "sa")
+        assert (found.p_beyond(1.0) <= 0.05) == (not found.low <= 1.0 <= found.high)
+    assert Ratio(1.0, 1.0, 1.0, (1.0, 1.0, 1.2)).p_beyond(1.0) == 1.0  # two turns equal to the limit say nothing
 
 
 def claim(subject, p, verdict="holds"):
@@ -101,6 +136,35 @@ def test_a_declared_claim_is_found_among_a_studys_and_its_paper_claim_is_the_sam
     text = " ".join(claim.text for claim in judge(declaring(tmp_path, "gla.window")))
     assert "The declared primary claim, gla.window, fits none of the comparisons, or several" in text
     assert "declared primary" not in " ".join(claim.text for claim in judge(study_of(tmp_path / "none", lrs=FINE)))
+
+
+def test_a_claim_declared_after_runs_had_ended_is_corrected_and_the_table_says_so(tmp_path):
+    before = declaring(tmp_path / "before", "sc.window")
+    for ended, is_primary in ((0, True), (42, False)):
+        declared = before.study | {"declared": {"ended": ended, "runs": 130}}
+        study = dataclasses.replace(before, study=declared)
+        assert any(claim.is_primary for claim in judge(study)) == is_primary
+        late = "The primary claim, sc.window, was declared when 42 of 130 runs had ended: it is corrected as the"
+        assert (late in claims_table(study).caption) == (not is_primary)
+        assert (late in reference_table(study).caption) == (not is_primary)
+
+
+def test_a_cell_whose_verdict_the_correction_undoes_has_the_corrected_p_value(tmp_path):
+    """Without it an interval that excludes 0 would stand beside "undecided"."""
+    nll = vee(SLOPES, seeds=(0.0, 0.01, 0.03))  # sc's window is 1.20, 1.05 and 0.83 decades wider than sw's
+    study = study_of(tmp_path, lrs=FINEST, nll=nll)
+    undone = [claim for claim in judge(study) if claim.corrected]
+    assert undone and {claim.verdict for claim in undone} == {"undecided"}
+    cells = [cell for table in (claims_table(study), reference_table(study)) for row in table.rows for cell in row]
+    for each in undone:
+        assert each.p < 0.05 and any(each.corrected in (cell.detail or "").splitlines() for cell in cells), each.subject
+    assert "where it undoes a verdict, the corrected p stands beside" in correction_note(judge(study))
+
+
+def test_verdicts_without_a_p_value_are_counted_beside_the_corrected_ones():
+    bound = Claim("bound", "holds", n=96, finding="within")
+    assert "no p-value" not in correction_note([claim("a", 0.001), claim("b", 0.03)])
+    assert "1 verdict has no p-value and no correction" in correction_note([claim("a", 0.001), claim("b", 0.03), bound])
 
 
 def test_a_residual_connections_claim_may_be_declared(tmp_path):

@@ -3,6 +3,8 @@ cannot be."""
 
 import math
 
+import pytest
+
 from analysis.numbers.comparison import compare_windows, decide
 from tests.analysis.test_claims import NARROW, WIDE, judged, vee, windows_of
 
@@ -23,20 +25,27 @@ def test_a_seed_that_diverged_at_every_rate_has_a_window_of_width_0_and_one_that
 
 def test_an_edge_below_a_rate_that_only_the_second_diverged_at_is_strictly_lower(tmp_path):
     """sc's window holds the highest rate, sa diverged there in every seed; at 1e-2 only in the last, which alone makes
-    the bounds spread."""
-    worse = lambda m, lr, seed: math.inf if m == "sa" and (lr > 0.5 or (lr > 5e-2 and seed == 2)) else 2.0  # noqa: E731
-    claim = judged(tmp_path, mechanisms=("sa", "sc"), seeds=3, nll=worse)["window"]
+    the bounds spread. Signs decide then: of two seeds as an indication, of twelve with p = 2/2¹², of three not."""
+
+    def worse(m, lr, seed):
+        return math.inf if m == "sa" and (lr > 0.5 or (lr > 5e-2 and seed == 1)) else 2.0
+
+    settings = {"mechanisms": ("sa", "sc"), "nll": worse}
+    claim = judged(tmp_path, seeds=12, **settings)["window"]
     assert claim.verdict == "holds" and "wider than sa's within the swept range" in claim.text
-    assert "sa diverged at a rate inside sc's window in 3 of 3 seeds" in claim.text
+    assert claim.p == pytest.approx(2 / 2**12)
+    assert "sa diverged at a rate inside sc's window in 12 of 12 seeds" in claim.text
+    assert judged(tmp_path / "2", seeds=2, **settings)["window"].text.startswith("Indicated (n = 2)")
+    assert judged(tmp_path / "3", seeds=3, **settings)["window"].verdict == "undecided"
     other = {"sa": "sc", "sc": "sa"}
     mirror = judged(
-        tmp_path / "m", mechanisms=("sa", "sc"), seeds=3, nll=lambda m, lr, seed: worse(other[m], lr, seed)
+        tmp_path / "m", mechanisms=("sa", "sc"), seeds=12, nll=lambda m, lr, seed: worse(other[m], lr, seed)
     )["window"]
     assert (
-        mirror.verdict == "contradicted" and "sc diverged at a rate inside sa's window in 3 of 3 seeds" in mirror.text
+        mirror.verdict == "contradicted" and "sc diverged at a rate inside sa's window in 12 of 12 seeds" in mirror.text
     )
     once = lambda m, lr, seed: math.inf if m == "sa" and lr > 0.5 and seed else 2.0  # noqa: E731
-    assert judged(tmp_path / "o", mechanisms=("sa", "sc"), seeds=3, nll=once)["window"].verdict == "undecided"
+    assert judged(tmp_path / "o", mechanisms=("sa", "sc"), seeds=12, nll=once)["window"].verdict == "undecided"
 
 
 def test_no_interval_passes_what_the_sweep_or_a_share_allows():

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 from sweeps.record import StudyRecord
@@ -82,3 +83,20 @@ def test_the_commits_and_processors_of_the_runs_are_on_record_whoever_asks_for_t
     assert [(each["commit"], each["cpu"], each["runs"]) for each in found] == [
         ("a" * 40, "one", 1), ("b" * 40, "one", 1), (None, None, 1)
     ]  # fmt: skip
+
+
+def test_a_primary_claim_is_recorded_with_the_runs_that_had_ended_when_it_was_declared(tmp_path):
+    spec, trials = make_sweep(tmp_path, "primary=sc.window")
+    corpus = prepare(spec.data, tmp_path / "runs" / "cache")
+
+    def begin(spec=spec):
+        record = StudyRecord.begin(spec, corpus, trials)
+        record.write(trials)
+        return record.study.read().get("declared")
+
+    assert begin(spec.model_copy(update={"primary": None})) is None, "no claim, no declaration"
+    trials[0].directory.set_status("stable", step=12)
+    assert begin() == {"ended": 1, "runs": 4}, "one run was known before the claim"
+    trials[1].directory.set_status("diverged", step=3)
+    assert begin() == {"ended": 1, "runs": 4}, "a resumed sweep declares nothing anew"
+    assert begin(spec.model_copy(update={"primary": "sc.best"})) == {"ended": 2, "runs": 4}
