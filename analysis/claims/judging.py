@@ -83,9 +83,9 @@ def judge(study: Study) -> tuple[Claim, ...]:
 
 
 def _name_setting(claim: Claim, prefix: str) -> Claim:
-    """Return a claim that names its setting in statement and text."""
-    finding = claim.finding and prefix + claim.finding
-    return replace(claim, text=prefix + claim.text, statement=prefix + claim.statement, finding=finding)
+    """Return a claim that names its setting in statement and text; a remark has no statement."""
+    statement, finding = (text and prefix + text for text in (claim.statement, claim.finding))
+    return replace(claim, text=prefix + claim.text, statement=statement, finding=finding)
 
 
 def _judge_consensus(study: Study, sides: dict[str, Side]) -> list[Claim]:

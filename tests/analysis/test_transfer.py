@@ -10,6 +10,8 @@ import pytest
 import scipy.stats
 
 from analysis import assembly
+from analysis.claims.judging import judge
+from analysis.drawing.pieces import Picture
 from analysis.numbers.best_rates import find_best, find_vertex
 from analysis.numbers.size_laws import LEVEL, find_extra_terms, fit_law
 from analysis.numbers.transfer import Group, compare_groups, find_groups, has_sizes, require_same_recipe
@@ -146,10 +148,11 @@ def write_sizes(
     named = [f"mechanism=[{','.join(mechanisms)}]"]
     spec: SweepSpec = read_spec("sweep", [*WORDS, *named, f"lr=[{','.join(map(str, RATES))}]", *words])
     axis = spec.vary[0]
-    settings = [
-        {"model": f"nano {'' if run.parametrization.name == 'standard' else 'parametrization=mup '}{label}".strip()}
+    models = dict.fromkeys(
+        f"nano {'' if run.parametrization.name == 'standard' else 'parametrization=mup '}{label}".strip()
         for label, run in spec.kinds()
-    ]
+    )
+    settings = [{"model": model} for model in models]
     study = write_study(
         folder, name="sizes", mechanisms=mechanisms, lrs=RATES, seeds=3, settings=settings, unigram=unigram
     )
@@ -209,6 +212,9 @@ def test_mechanisms_at_two_sizes_are_compared_and_at_three_make_a_law(tmp_path, 
     assert assembly.question(study).startswith("How far can the learning rate be pushed") is is_compared
     assert ("cannot predict" not in answer(study) and "Own window" in answer(study)) is is_compared
     assert transfer.applies(study)  # and the appendix has the best rates by size
+    assert not [claim for claim in judge(study) if claim.statement.endswith(": ")]  # a remark is no row of claims
+    front = next(assembly.pieces(study))
+    assert next(piece.name for piece in front if isinstance(piece, Picture)) == ("nll" if is_compared else "transfer")
     alone = write_sizes(tmp_path / "alone", *words)
     assert assembly.question(alone).startswith("Which learning rate at a larger size?")
 
