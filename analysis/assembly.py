@@ -96,6 +96,12 @@ def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture
     return None
 
 
+def first_figure(study: Study) -> str:
+    """Return the file of the first page's figure, as `pieces` names it; "" if it has none."""
+    found = _first_picture(study, "", front.FIRST)
+    return found.file if found else ""
+
+
 def _is_seen(piece: Piece, seen: set[str]) -> bool:
     return isinstance(piece, Picture) and piece.name in seen
 

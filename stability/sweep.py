@@ -127,18 +127,15 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
 
     spec = plan.spec
     record = StudyRecord.begin(spec, plan.corpus, trials)
-    if spec.search is None:
+    if spec.search is None and not spec.replace:
         why = earlier.describe_refusal(record.study, record.before, trials)
-        if why and not spec.replace:
+        if why:
             raise ValueError(why)
-        if spec.replace and not why:
-            notes = [*notes, f"replace=true: nothing is replaced, no run of {spec.name} has other settings"]
-            print_note(notes[-1])
     if search := make_search(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
-        print_notes(earlier.describe_changes(record.study, record.before, trials))
+        print_notes(earlier.describe_changes(record.study, record.before, trials, replace=spec.replace))
     else:
-        print_notes(earlier.describe_changes(record.study, record.before, trials))
+        print_notes(earlier.describe_changes(record.study, record.before, trials, replace=spec.replace))
         outcome = run(spec, trials, record=record, expected=expected_times(plan, trials))
     has_worked = bool(outcome.num_trained or outcome.num_failed or outcome.interrupted)
     record.close(trials, search.record() if search else None, has_worked=has_worked)

@@ -111,7 +111,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     if is_read and search is None and study.file.exists():
         record = study.read()
         why = "" if spec.replace else earlier.describe_refusal(study, record, trials)
-        lines += [why] if why else earlier.describe_changes(study, record, trials)
+        lines += [why] if why else earlier.describe_changes(study, record, trials, replace=spec.replace)
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,9 @@ class Earlier:
         return {"command": self.command, "run_ids": list(self.run_ids), "reported": self.is_reported}
 
 
-def find_earlier(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
+def find_earlier(
+    study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], replaced: Collection[str] = ()
+) -> tuple[Earlier, ...]:
     """Return the earlier runs remaining on a study's record, grouped by command.
 
     The report includes a run if it differs from the trials only in the axes of a study (`APART`). Any other run would
@@ -53,6 +55,7 @@ def find_earlier(study: StudyFolder, record: Mapping[str, Any], trials: Sequence
         study: the study, for its pool.
         record: the content of its ``study.json`` before the command.
         trials: the runs of the command.
+        replaced: ids of runs that leave the report in any case (``replace=true``).
     """
     asked = {trial.run_id for trial in trials}
     before = [
@@ -64,7 +67,7 @@ def find_earlier(study: StudyFolder, record: Mapping[str, Any], trials: Sequence
         for run_id in run_ids:
             if run_id not in asked and _exists(study, run_id):
                 difference = find_difference(RunDirectory(study.pool, run_id), trials)
-                is_reported = was_reported and difference in ("", UNREADABLE)
+                is_reported = was_reported and run_id not in replaced and difference in ("", UNREADABLE)
                 found.setdefault((command, is_reported), []).append(run_id)
     return tuple(Earlier(command, tuple(run_ids), reported) for (command, reported), run_ids in found.items())
 
@@ -73,6 +76,12 @@ def list_last_command(record: Mapping[str, Any]) -> list[str]:
     """Return the ids of the last command's runs."""
     others = {run_id for each in record.get("earlier", []) for run_id in each["run_ids"]}
     return [run_id for run_id in record.get("run_ids", []) if run_id not in others]
+
+
+def list_recorded(record: Mapping[str, Any]) -> list[str]:
+    """Return the ids of all runs on a record, of earlier commands too, each once."""
+    of_earlier = (run_id for each in record.get("earlier", []) for run_id in each["run_ids"])
+    return list(dict.fromkeys([*record.get("run_ids", []), *of_earlier]))
 
 
 def find_difference(directory: RunDirectory, trials: Sequence[Trial]) -> str:
@@ -174,18 +183,24 @@ def describe_refusal(study: StudyFolder, record: Mapping[str, Any], trials: Sequ
     has = "1 run has" if len(run_ids) == 1 else f"{len(run_ids)} runs have"
     return (
         f"name={study.path.name}: {has} other settings there ({_describe_with_reason(study, run_ids, trials)}) "
-        f"and would leave its report; {OTHER}, replace=true keeps them on record only"
+        f"and would leave its report; {OTHER}, replace=true reports this command's runs alone (the others stay on "
+        "record)"
     )
 
 
 def _find_new(
-    study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], *, is_reported: bool
+    study: StudyFolder,
+    record: Mapping[str, Any],
+    trials: Sequence[Trial],
+    *,
+    is_reported: bool,
+    replaced: Collection[str] = (),
 ) -> list[str]:
     """Return the ids of runs that this command makes earlier ones, inside or outside of the report."""
     known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
     return [
         run_id
-        for each in find_earlier(study, record, trials)
+        for each in find_earlier(study, record, trials, replaced)
         if each.is_reported is is_reported
         for run_id in each.run_ids
         if (run_id, is_reported) not in known
@@ -197,7 +212,9 @@ def _describe_with_reason(study: StudyFolder, run_ids: Sequence[str], trials: Se
     return f"{_describe(directories)}: another {find_difference(directories[0], trials) or 'setting'}"
 
 
-def describe_changes(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
+def describe_changes(
+    study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], *, replace: bool = False
+) -> Iterator[str]:
     """Yield a line each for newly kept, newly unreported and missing earlier runs.
 
     Runs already recorded as earlier ones get no line unless they are missing.
@@ -206,21 +223,29 @@ def describe_changes(study: StudyFolder, record: Mapping[str, Any], trials: Sequ
         study: the study, for its name and pool.
         record: the content of its ``study.json`` before the command.
         trials: the runs of the command.
+        replace: whether all earlier runs leave the report; a line says so if there are none.
     """
+    replaced = list_recorded(record) if replace else ()
     for is_reported in (True, False):
-        run_ids = _find_new(study, record, trials, is_reported=is_reported)
+        run_ids = _find_new(study, record, trials, is_reported=is_reported, replaced=replaced)
         if not run_ids:
+            if replace and not is_reported:
+                yield f"replace=true: nothing is replaced, {study.path.name} has no other runs in its report"
             continue
-        what = f"{study.path.name}: keeps {len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
-        if is_reported:
+        runs = f"{len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
+        what = f"{study.path.name}: keeps {runs}"
+        if replace:
+            which = _describe([RunDirectory(study.pool, run_id) for run_id in run_ids])
+            stay = "it stays" if len(run_ids) == 1 else "they stay"
+            yield f"{study.path.name}: replace=true takes {runs} ({which}) out of its report; on record {stay}"
+        elif is_reported:
             which = _describe([RunDirectory(study.pool, run_id) for run_id in run_ids])
             yield f"{what} that this command does not ask for ({which}), in its report, too; {OTHER}"
         else:
             which = _describe_with_reason(study, run_ids, trials)
             yield f"{what} of other settings ({which}) on record, outside of its report; {OTHER}"
-    listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
     asked = {trial.run_id for trial in trials}
-    if gone := [each for each in dict.fromkeys(listed) if each not in asked and not _exists(study, each)]:
+    if gone := [each for each in list_recorded(record) if each not in asked and not _exists(study, each)]:
         named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
         are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")
         yield f"{study.path.name}: {len(gone)} earlier {are} no longer in the pool and {go} from the record ({named})"

@@ -16,7 +16,7 @@ from stability.runs.directory import RunDirectory, read_json
 from stability.runs.provenance import provenance
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words
-from sweeps.earlier import Earlier, find_earlier, list_last_command
+from sweeps.earlier import Earlier, find_earlier, list_last_command, list_recorded
 from sweeps.trial import Trial, choice_name
 
 if TYPE_CHECKING:
@@ -63,10 +63,12 @@ class StudyRecord:
     def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
         """Record the runs requested so far, and retain those of earlier commands.
 
-        The file is read again first, so that runs of a concurrent launch stay.
+        The file is read again first, so that runs of a concurrent launch stay. ``replace=true`` takes those out of the
+        report that were on record when this launch began.
         """
         record = self.study.read() if self.study.file.exists() else {}
-        kept = find_earlier(self.study, record, trials)
+        replaced = list_recorded(self.before) if self.spec.replace else ()
+        kept = find_earlier(self.study, record, trials, replaced)
         values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
         self.study.write(
             [trial.run_id for trial in trials] + _list_reported(kept), **_add_earlier(values, self.study, record, kept)

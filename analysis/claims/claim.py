@@ -13,7 +13,7 @@ from typing import Literal
 
 from analysis.numbers.comparison import MOST_RUNS, Comparison
 from analysis.numbers.spread import LEVEL, MOST_SEEDS, holm, mean_interval, p_of_bounds, seeds_needed
-from analysis.words import join_words, power
+from analysis.words import power
 
 Verdict = Literal["holds", "contradicted", "undecided", "unresolved", "no claim", "not judged"]
 CONSENSUS = "Stabilizing Transformer Training Through Consensus"
@@ -129,17 +129,17 @@ def decline(subject: str, statement: str, why: str, paper: str = "") -> Claim:
     return Claim(subject, "not judged", f"{statement}: not judged, since {why}.", statement, paper=paper)
 
 
-def decline_pair(subject: str, statement: str, names: tuple[str, str], few: Sequence[str], paper: str = "") -> Claim:
-    """Return a claim that is not judged, since one of two series learned too little.
+def decline_pair(subject: str, statement: str, names: tuple[str, str], why: str, paper: str = "") -> Claim:
+    """Return a claim that is not judged, since one of two series learned too little or has no result.
 
     Args:
         subject: its key.
         statement: the claim in its own terms.
         names: both series, the reference last.
-        few: those that learned too little.
+        why: the reason, as of `analysis.numbers.learning.say_lacking`.
         paper: the paper that makes it.
     """
-    text = f"{names[0]} is not compared with {names[1]}: {join_words(few)} learned too little."
+    text = f"{names[0]} is not compared with {names[1]}: {why}."
     return Claim(subject, "not judged", text, statement, paper=paper)
 
 

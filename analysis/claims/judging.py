@@ -42,7 +42,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, reasons_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.spread import Mean, p_of_bounds
-from analysis.numbers.windows import SeriesWindows, windows
+from analysis.numbers.windows import NOT_RUN, SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.study.once import once_per_study
@@ -62,7 +62,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = _sides(study, [found[name] for name in study.series if name in names])
         prefix = f"Setting {setting}: " if setting else ""
-        remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(sides)]
+        remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(study, sides)]
         papers += [_name_setting(claim, prefix) for claim in _judge_consensus(study, sides)]
     papers += [*low_pass_claims(study), *layers.claims(study)]
     if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
@@ -115,10 +115,10 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     return sides
 
 
-def _remarks(sides: dict[str, Side]) -> list[Claim]:
+def _remarks(study: Study, sides: dict[str, Side]) -> list[Claim]:
     """Return remarks on untrained mechanisms, and on those with little learning."""
     claims = [
-        Claim(f"trained {side.name}", "not judged", f"{side.name} {_describe_untrained(side)}.")
+        Claim(f"trained {side.name}", "not judged", f"{side.name} {_describe_untrained(study, side)}.")
         for side in sides.values()
         if side.shortfall
     ]
@@ -126,14 +126,15 @@ def _remarks(sides: dict[str, Side]) -> list[Claim]:
     return [*claims, *([Claim("little learned", "no claim", few)] if few else [])]
 
 
-def _describe_untrained(side: Side) -> str:
+def _describe_untrained(study: Study, side: Side) -> str:
     """Describe the treatment of an untrained mechanism.
 
     If all runs diverged, its steps still count as 0 % stable.
     """
     if side.only_diverged:
         return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
-    return f"{side.shortfall}: no claim is made about it"
+    why = f"is {NOT_RUN}" if set(study.of(side.series)["status"]) == {"queued"} else side.shortfall
+    return f"{why}: no claim is made about it"
 
 
 @once_per_study

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.claims.at_best_rate import best, divergences
-from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, word_claim
+from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, sentence, word_claim
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.numbers.at_best_rate import Bounds
 from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide_with_lost, p_of_agreement
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import reasons_untrained, say_lacking
 from analysis.numbers.mixers import (
     PLAIN,
     Edges,
@@ -39,7 +39,7 @@ from analysis.numbers.mixers import (
 from analysis.numbers.spread import p_of_bounds
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.words import join_words, lr_text, plural
+from analysis.words import lr_text, plural
 
 CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, without n or an interval
@@ -84,7 +84,7 @@ def _judge_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, 
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
     for other, without in _pair_by_norm([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
-        if lacking := _lacking(other, without, shortfalls, f"{NEEDS_NORM}, larger rates are stable"):
+        if lacking := _lacking(study, (other, without), shortfalls, f"{NEEDS_NORM}, larger rates are stable"):
             yield lacking
             continue
         yield _edge_claim(study, f"{NEEDS_NORM}, larger rates are stable", (other, without), BY_NLL, 1.0)
@@ -92,7 +92,7 @@ def _judge_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, 
         lower = f"{NEEDS_NORM}, the best NLL is lower"
         yield best_claim(study, f"best NLL {other}", measure, pair, lower, paper=TOOLKIT)
     for gated in (name for name, row in rows.items() if row["mechanism"] == "gated_softmax"):
-        if lacking := _lacking(gated, plain, shortfalls, f"{GATES}: {gated}"):
+        if lacking := _lacking(study, (gated, plain), shortfalls, f"{GATES}: {gated}"):
             yield lacking
             continue
         for edge in (BY_NLL, BY_VERDICT):
@@ -113,7 +113,7 @@ def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: 
         for worse in (name for name in others if {better, name} <= by_mechanism.keys()):
             other, plain = by_mechanism[better], by_mechanism[worse]
             statement = f"{said} {worse}"
-            lacking, pair = _lacking(other, plain, shortfalls, statement), Pair(plain, other, (better, worse))
+            lacking, pair = _lacking(study, (other, plain), shortfalls, statement), Pair(plain, other, (better, worse))
             subject = f"best NLL {other} beside {plain}"
             yield lacking or best_claim(study, subject, measure, pair, statement, paper=TOOLKIT)
 
@@ -127,11 +127,12 @@ def _pair_by_norm(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tup
             yield (base, name) if value == "none" else (name, base)
 
 
-def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: str) -> Claim | None:
-    """Return a "not judged" claim if either series learned too little, else None."""
+def _lacking(study: Study, pair: tuple[str, str], shortfalls: Mapping[str, str], statement: str) -> Claim | None:
+    """Return a "not judged" claim if either series learned too little or has no result, else None."""
+    other, plain = pair
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
-    return decline_pair(f"trained {other}", statement, (other, plain), few, TOOLKIT)
+    return decline_pair(f"trained {other}", statement, (other, plain), say_lacking(study, few), TOOLKIT)
 
 
 def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
@@ -206,14 +207,19 @@ def _median(edges: Mapping[int, tuple[float, float]], seeds: list[int]) -> str:
     return lr_text(float(f"{10**middle:.3g}")) if math.isfinite(middle) else "none"
 
 
+def _say_few(study: Study, few: Mapping[str, str]) -> str:
+    said = say_lacking(study, few)
+    return sentence(said) if said.startswith("of ") else said  # a name keeps its first letter
+
+
 def reading(study: Study) -> list[str]:
     """Return the sentences on each group of mechanisms; [] if the study compares none."""
     found, lacking = groups(study), reasons_untrained(study)
     texts = []
     for group in found:
         ordered = list(numbers_of(study, group).values())
-        few = join_words([each.name for each in ordered if lacking[each.series]])
-        own = [divergences(ordered), best(ordered, "mechanism"), f"{few} learned too little." if few else ""]
+        few = {each.series: each.name for each in ordered if lacking[each.series]}
+        own = [divergences(ordered), best(ordered, "mechanism"), f"{_say_few(study, few)}." if few else ""]
         prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
         texts += [prefix + text for text in own if text]
     return texts

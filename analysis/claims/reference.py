@@ -15,7 +15,7 @@ from analysis.claims.windows import window_claim
 from analysis.numbers.at_best_rate import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows
 from analysis.numbers.comparison import Comparison, decide
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import reasons_untrained, say_lacking
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import concerns_steps
@@ -50,7 +50,7 @@ def reference_claims(study: Study) -> list[Claim]:
     for series, plain in pairs.items():
         if few := [name for name in (series, plain) if lacking[name]]:
             statement = f"{series} is compared with {plain}"
-            claim = decline_pair(f"{series} beside {plain}", statement, (series, plain), few)
+            claim = decline_pair(f"{series} beside {plain}", statement, (series, plain), say_lacking(study, few))
             claims.append(replace(claim, about=("", series)))
         else:
             found = _claims_on(study, series, plain, numbers)

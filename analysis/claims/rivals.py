@@ -39,6 +39,7 @@ from analysis.claims.pairs import (
 )
 from analysis.claims.streams import depth_claims, mixing_claims
 from analysis.numbers.comparison import decide
+from analysis.numbers.learning import say_lacking
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import Mean, p_beyond, p_of_bounds
 from analysis.numbers.windows import SeriesWindows, tabulate
@@ -92,7 +93,9 @@ def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str]) 
             continue
         paper = PAPERS[pair.names[0]]
         if lacking:
-            yield decline_pair(f"trained {named}", statement, (pair.other, pair.plain), lacking, paper)
+            yield decline_pair(
+                f"trained {named}", statement, (pair.other, pair.plain), say_lacking(study, lacking), paper
+            )
         else:
             yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement, paper=paper)
 

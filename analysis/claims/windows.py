@@ -25,7 +25,7 @@ from analysis.numbers.comparison import (
     compare_windows,
     find_lost_seeds,
 )
-from analysis.numbers.learning import Learned
+from analysis.numbers.learning import Learned, say_lacking
 from analysis.numbers.spread import p_of_bounds
 from analysis.numbers.windows import GENERATIVE, NLL_NAMES, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
@@ -82,23 +82,27 @@ def has_one_oracle(study: Study) -> bool:
     return scored["gen_oracle"].nunique() == 1
 
 
-def refuse(subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | None:
-    """Return "not judged" if a side learned too little, else None.
+def _refuse(study: Study, subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | None:
+    """Return "not judged" if a side learned too little or has no result, else None.
 
     Args:
+        study: supplies the runs.
         subject: key of the claim.
         statement: the paper's claim.
         sides: both mechanisms.
     """
-    lacking = [side.name for side in sides if not side.trained]
-    text = f"Not judged: {join_words(lacking)} learned too little."
+    lacking = {side.series: side.name for side in sides if not side.trained}
+    text = f"Not judged: {say_lacking(study, lacking)}."
     return Claim(subject, "not judged", text, statement, paper=CONSENSUS) if lacking else None
 
 
 def _paper_claim(study: Study, subject: str, statement: str, sides: tuple[Side, Side], column: str) -> Claim:
     """Judge by the own windows, with a line on the common ones."""
     pair, names = (sides[0].series, sides[1].series), (sides[0].name, sides[1].name)
-    return refuse(subject, statement, sides) or window_claim(
+    if study.runs["lr"].nunique() < 2:
+        text = "Not judged: a single learning rate has no window."
+        return Claim(subject, "not judged", text, statement, paper=CONSENSUS)
+    return _refuse(study, subject, statement, sides) or window_claim(
         study, subject, statement, pair, names=names, column=column, paper=CONSENSUS, is_with_common=True
     )
 
@@ -310,7 +314,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
     This is two one-sided tests; a missing significant difference alone is not equality. An interval below the margin
     counts as reaching.
     """
-    if (absent := refuse(subject, statement, sides)) is not None:
+    if (absent := _refuse(study, subject, statement, sides)) is not None:
         return absent
     mix, sa = sides
     names = (mix.name, sa.name)

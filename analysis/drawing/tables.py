@@ -107,7 +107,9 @@ def limits(study: Study, series: Sequence[str], whose: str, column: str = VALIDA
 
 
 def width_text(found: Window) -> str:
-    """Write a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68; none if empty."""
+    """Write a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68; none if empty, -- of one rate."""
+    if found.has_one_rate:
+        return "--"
     if found.is_empty:
         return "none"
     if math.isinf(found.width_max):

@@ -18,20 +18,23 @@ cross entropy have no common unit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.numbers.spread import Mean
-from analysis.numbers.windows import SeriesWindows, outcomes, windows
+from analysis.numbers.windows import NOT_RUN, SeriesWindows, explain_absence, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.once import once_per_study
 from analysis.study.reference import name_loss
 from analysis.study.unlearned import Unlearned, unlearned
 from analysis.words import join_words
-from stability.runs.words import Words
+from stability.runs.words import LEARNED_NOTHING, Words
 
 LEAST_SHARE = 0.01
 SHARE_OF_MOST = 0.25
 LITTLE_SHARE = 0.05
+LEARNED_LITTLE = "learned too little"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,53 @@ def reasons_untrained(study: Study) -> dict[str, str]:
     losses = {name: name_loss(study, name) for name in learned}
     most = {loss: most_learned([learned[name] for name in learned if losses[name] == loss]) for loss in losses.values()}
     return {name: each.shortfall(most[losses[name]]) for name, each in learned.items()}
+
+
+@once_per_study
+def unlearned_words(study: Study) -> dict[str, str]:
+    """Return by series "learned nothing" or "learned too little" in place of a window, "" for all others.
+
+    Nothing: no better than the loss without learning at any rate. Too little: `reasons_untrained`, but better than
+    that. A loss that is no NLL may be better by chance alone. "" also without a median NLL (`explain_absence`) or if
+    the loss without learning is unknown.
+    """
+    found = {}
+    for name, reason in reasons_untrained(study).items():
+        median, start = windows(study)[name].median, unlearned(study, name).nll
+        if not reason or median is None or math.isnan(start):
+            found[name] = ""
+        else:
+            is_nothing = median.best_nll >= start or not wording.words(study).in_nats
+            found[name] = LEARNED_NOTHING if is_nothing else LEARNED_LITTLE
+    return found
+
+
+def say_lacking(study: Study, lacking: Mapping[str, str] | Sequence[str]) -> str:
+    """Say why series are not compared, e.g. "sa learned too little and sc is not run yet".
+
+    Args:
+        study: the study.
+        lacking: series that learned too little or have no result; as a mapping, with their names in the sentence.
+    """
+    names = lacking if isinstance(lacking, Mapping) else {series: series for series in lacking}
+    reasons: dict[str, list[str]] = {}
+    for series, name in names.items():
+        if windows(study)[series].median is None:
+            reason = explain_absence(study.of(series))
+        elif math.isnan((start := unlearned(study, series)).nll):
+            reason = f"the {start.nll_name} was not recorded"
+        else:
+            reason = LEARNED_LITTLE
+        reasons.setdefault(reason, []).append(name)
+    said = []
+    for reason, those in reasons.items():
+        if reason == LEARNED_LITTLE:
+            said.append(f"{join_words(those)} {reason}")
+        elif reason == NOT_RUN:
+            said.append(f"{join_words(those)} {'is' if len(those) == 1 else 'are'} {reason}")
+        else:
+            said.append(f"of {join_words(those)} {reason}")
+    return join_words(said)
 
 
 def little(named: dict[str, Learned]) -> str:

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from analysis.study.load import HAS_RESULT, Column, Frame, Study
+from analysis.study.load import HAS_RESULT, PENDING, Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.unlearned import unlearned
 
@@ -94,6 +94,11 @@ class Window:
     def is_capped(self) -> bool:
         """Whether rates within 5 % are left out because they lost half of the learning."""
         return self.uncounted != (self.low.lr, self.high.lr)
+
+    @property
+    def has_one_rate(self) -> bool:
+        """Whether a single rate was swept, which makes no window."""
+        return self.grid[0] == self.grid[1]
 
     @property
     def is_empty(self) -> bool:
@@ -220,6 +225,31 @@ def outcome(run, column: str = VALIDATION) -> float:
     if run.status not in HAS_RESULT:
         return math.nan
     return value if math.isfinite(value) else math.inf if column == VALIDATION else math.nan
+
+
+NOT_RUN = "not run yet"
+
+
+def explain_absence(runs: Frame, column: str = VALIDATION) -> str:
+    """Say why runs have no finite median NLL at any learning rate, e.g. "not run yet".
+
+    Args:
+        runs: those of a series or of a study, with their status.
+        column: the NLL, or a share.
+    """
+    statuses = set(runs["status"])
+    if statuses <= {"queued"}:
+        return NOT_RUN
+    if statuses <= set(PENDING):
+        return "no run has ended yet"
+    if len(statuses) == 1 and statuses <= {"diverged", "failed"}:
+        return f"every run {statuses.pop()}"
+    ends = [outcome(run, column) for run in runs.itertuples(index=False)]
+    if any(math.isfinite(end) for end in ends):
+        return "half of the runs or more diverged at every rate"
+    if math.inf in ends:
+        return "every run with a result diverged"
+    return "no run has a result" if column == VALIDATION else "no run was scored"
 
 
 def tabulate(runs: Frame, values: Sequence[float] | Column, of_several: Literal["median", "first"]) -> Frame:

@@ -16,7 +16,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import outcome_of, percent_digits, rate_table, select_finished
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.spread import Spread
-from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
+from analysis.numbers.windows import KEPT, SeriesWindows, explain_absence, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, width_cell
 from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
@@ -68,7 +68,13 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
     if not wording.words(study).in_nats and reasons_untrained(study)[kept.series]:
         by_nll = Cell("learned nothing")
     if kept.median is None:
-        return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
+        return (
+            Cell(kept.series),
+            Cell("--"),
+            Cell(explain_absence(study.of(kept.series), share.column)),
+            Cell("--"),
+            by_nll,
+        )
     runs = select_finished(study.of(kept.series), share.column)
     best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column])
     name, best_cell = Cell(kept.series), Cell(percent_digits(best.median), best.detail(percent_digits))

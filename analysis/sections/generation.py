@@ -110,7 +110,8 @@ def figures(study: Study) -> Figures:
 
 
 def generative_windows(study: Study) -> list[Table]:
-    return [window_table(study, GENERATIVE, oracle(study))] if oracle(study) else []
+    is_swept = study.runs["lr"].nunique() > 1
+    return [window_table(study, GENERATIVE, oracle(study))] if oracle(study) and is_swept else []
 
 
 def _all_tables(study: Study) -> list[Table]:

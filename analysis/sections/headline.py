@@ -10,24 +10,24 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
+from analysis.claims.claim import sentence
 from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import cell_at, spread_cell
 from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
 from analysis.numbers.spread import MEDIAN_RULE, Spread
-from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
+from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import transfer
 from analysis.sections.choice import choose
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
-from analysis.study.load import ENDED, HAS_RESULT, Study
+from analysis.study.load import ENDED, Study
 from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, power
+from stability.runs.words import LEARNED_NOTHING
 
 MOST_LINES = 20  # with what a sweep prints before and after: 25
 MOST_ROWS = 6  # of a study of many series
@@ -121,12 +121,14 @@ def title(study: Study) -> str:
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
-    trained = [name for name, each in medians.items() if each is not None and not _learned_nothing(study, name, each)]
+    lacking = unlearned_words(study)
+    trained = [name for name, each in medians.items() if each is not None and not lacking[name]]
     question = "How far can the learning rate be pushed"
     if not study.runs["status"].isin(ENDED).any():
-        return f"{question}? No run has a result"
+        return f"{question}? {sentence(explain_absence(study.runs))}"
     if not trained:
-        return f"{question}? No mechanism learned anything at the rates swept"
+        learned = "enough" if LEARNED_LITTLE in lacking.values() else "anything"
+        return f"{question}? No mechanism learned {learned} at the rates swept"
     found = common if set(trained) <= common.keys() else windows(study)
     limit = limits(study, trained, "the")[found is common].replace("'", "’")
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
@@ -166,7 +168,9 @@ def _title_of_one_rate(study: Study) -> str:
     """Return the series with the lowest NLLs at the only rate."""
     found = {name: each.median for name, each in windows(study).items()}
     known = sorted(
-        (each.best_nll, name) for name, each in found.items() if each and not _learned_nothing(study, name, each)
+        (each.best_nll, name)
+        for name, each in found.items()
+        if each and unlearned_words(study)[name] != LEARNED_NOTHING
     )
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
     if len(found) == 1:
@@ -179,17 +183,7 @@ def _title_of_one_rate(study: Study) -> str:
 
 
 def _explain_title(study: Study, name: str, found: Window | None) -> str:
-    return _explain_absence(study, name) if found is None else "It learned nothing"
-
-
-def _learned_nothing(study: Study, series: str, found: Window) -> bool:
-    """Return whether a series is no better than the baseline of frequencies at any rate.
-
-    A loss that is no NLL is judged as in the figures: its lowest value alone may be chance.
-    """
-    if not wording.words(study).in_nats:
-        return bool(reasons_untrained(study)[series])
-    return found.best_nll >= unlearned(study, series).nll
+    return sentence(explain_absence(study.of(name))) if found is None else "It learned nothing"
 
 
 def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
@@ -293,16 +287,19 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
     spread = Spread.of(numbers.step_s.values())
     last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_text(spread.median) if spread.n else "--"))
     if found is None:
-        return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_explain_absence(study, series)), *last)
+        runs = study.of(series)
+        why, has_failed = Cell(explain_absence(runs)), (runs["status"] == "diverged").any()
+        own_and_failure = (Cell("--"), Cell("--"), why) if has_failed else (why, Cell("--"), Cell("--"))
+        return (Cell(series), Cell("--"), Cell("--"), *own_and_failure, *last)
     nll_cell = cell_at(study, series, found.best_lr)
-    if _learned_nothing(study, series, found):  # its window would be the widest of all
-        return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
-    if found.grid[0] == found.grid[1]:  # one rate makes no window
-        return (Cell(series), Cell(lr_text(found.best_lr)), nll_cell, *(Cell("--"),) * 3, *last)
+    word = unlearned_words(study)[series]
+    best = Cell("--" if word == LEARNED_NOTHING else lr_text(found.best_lr))
+    if word or found.has_one_rate:  # the less is learned, the wider a window
+        return (Cell(series), best, nll_cell, Cell(word or "--"), Cell("--"), Cell("--"), *last)
     beside = common[series].median if series in common else None
     return (
         Cell(series),
-        Cell(lr_text(found.best_lr)),
+        best,
         nll_cell,
         _window_cell(found),
         Cell("--") if beside is None else _window_cell(beside),
@@ -327,14 +324,6 @@ def _window_cell(found: Window) -> Cell:
     return Cell(f"{power(found.low.lr)}–{power(found.high.lr)} ({width_text(found)})")
 
 
-def _explain_absence(study: Study, series: str) -> str:
-    runs = study.of(series)
-    if (runs["status"] == "diverged").all():
-        return "every run diverged"
-    has_result = (runs["status"].isin(HAS_RESULT) & np.isfinite(runs["val_nll"])).any()
-    return "half of the runs or more diverged at every rate" if has_result else "no run has a result"
-
-
 def recommendation(study: Study, series: str, found: Window | None) -> str:
     """Return a sentence: the rate to take, the largest good one, the first that fails; seeds, if some lack a result.
 
@@ -344,14 +333,15 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         found: the window of its median NLL; None without a finite run.
     """
     if found is None:
-        return _explain_absence(study, series)
+        return explain_absence(study.of(series))
     of, number = study.runs["seed"].nunique(), int(outcomes(study, series).loc[found.best_lr].notna().sum())
     seeds = "" if number == of else f"{number} of {plural(of, 'seed')}"
-    if _learned_nothing(study, series, found):
+    word = unlearned_words(study)[series]
+    if word == LEARNED_NOTHING:
         start = unlearned(study, series)
         parts = [f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f})", seeds]
         return "; ".join(filter(None, parts))
-    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found)]
+    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", f"{word} for a window" if word else _upper(found)]
     failure = first_failure(study, series, found)
     lost = None if failure or found.open_high else share_lost(study, series, found)
     at_end = "" if lost is None else f"at {lr_text(lost[0])} {100 * lost[1]:.0f} % of the learning is lost"

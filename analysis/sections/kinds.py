@@ -21,7 +21,7 @@ from analysis.measures import cell_at
 from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
 from analysis.numbers.spread import SEED_RANGE, Spread
-from analysis.numbers.windows import is_any_finite, median_line, outcomes
+from analysis.numbers.windows import explain_absence, is_any_finite, median_line, outcomes
 from analysis.sections.nll_figures import nll_limits
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -114,7 +114,7 @@ def nll_cell(study: Study, each: Numbers, lowest: float) -> Cell:
     at_best = each.diverged.get(each.best, (0, 0))
     lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
     if not each.nll.n:
-        return Cell("none finite")
+        return Cell(explain_absence(study.of(each.series)))
     cell = cell_at(study, each.series, each.best_lr)
     return replace(cell, detail="\n".join([cell.detail, *lost]), bold=each.nll.median == lowest)
 

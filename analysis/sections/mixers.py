@@ -12,7 +12,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.at_best_rate import Numbers
 from analysis.numbers.common_windows import common_windows
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import unlearned_words
 from analysis.numbers.mixers import common_of, compares_mixers, find_plain, groups, numbers_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import MEDIAN_RULE
@@ -45,7 +45,11 @@ def mixer_tables(study: Study) -> list[Table]:
 
 
 def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
-    """Return best rates, windows, sensitivity and α_max; ``of`` ends the title with the group's common settings."""
+    """Return best rates, windows, sensitivity and α_max; of a single rate neither windows nor sensitivity.
+
+    ``of``: the end of the title, the group's common settings.
+    """
+    is_swept = study.runs["lr"].nunique() > 1
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
     rows = tuple(
         (
@@ -53,27 +57,29 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             Cell(f"{each.num_diverged}/{each.num_runs}"),
             Cell(lr_text(each.best) if math.isfinite(each.best) else "--"),
             nll_cell(study, each, lowest),
-            _window_cell(study, each),
-            spread_cell(each.sensitivity, three_digits),
+            *((_window_cell(study, each), spread_cell(each.sensitivity, three_digits)) if is_swept else ()),
             spread_cell(each.ratio),
         )
         for each in numbers
     )
+    swept = (
+        " Window: decades of the own window, of the median over seeds (≥: open at an end; a range: the neighbouring "
+        f"rate diverged); common: of the common window. {SENSITIVITY_RULE}"
+    )
     caption = (
         f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
-        f"median over seeds. {MEDIAN_RULE}. Window: decades of the own window, of the median over "
-        "seeds (≥: open at an end; a range: the neighbouring rate diverged); common: of the common window. "
-        f"{SENSITIVITY_RULE} α_max / α: each run's median over its recorded steps at the best rate {RATIO_RULE}"
+        f"median over seeds. {MEDIAN_RULE}.{swept * is_swept} α_max / α: each run's median over its recorded steps at "
+        f"the best rate {RATIO_RULE}"
         f"{guarded_note(study)}"
     )
-    header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
+    header = ("mechanism", "diverged", "best", "NLL", *(("window", "sensitivity") * is_swept), "α_max / α")
     return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)
 
 
 def _window_cell(study: Study, each: Numbers) -> Cell:
     """Return the own window's decades, below them the common one's; or the reason for none."""
-    if each.window is None or reasons_untrained(study)[each.series]:
-        return Cell("none" if each.window is None else "learned nothing")
+    if each.window is None or (word := unlearned_words(study)[each.series]):
+        return Cell("none" if each.window is None else word)
     common = common_windows(study).get(each.series)
     beside = "" if common is None or common.median is None else f"common {width_text(common.median)}"
     return Cell(width_text(each.window), beside)

@@ -11,10 +11,10 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.measures import cell_at, outcome_of, rate_table
 from analysis.numbers.at_best_rate import Sensitivity, sensitivity
 from analysis.numbers.common_windows import common_windows, equal_share
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import reasons_untrained, say_lacking, unlearned_words
 from analysis.numbers.spread import Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
-from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, windows
+from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, explain_absence, windows
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -101,12 +101,13 @@ def _window_row(
     frequencies = f"frequencies {unigram.median:.3f}" if column == VALIDATION and unigram.n else ""
     name = Cell(found.series, f"{wording.count_parameters(runs)}\n{frequencies}")
     if found.median is None:
-        why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
-        return (name, Cell("--"), Cell(why), *(Cell("--"),) * (2 + len(others)))
+        return (name, Cell("--"), Cell(explain_absence(runs, column)), *(Cell("--"),) * (2 + len(others)))
     best_lr = found.median.best_lr
     best_cells = (Cell(lr_text(best_lr)), cell_at(study, found.series, best_lr, column))
-    if reasons_untrained(study)[found.series]:
-        return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * (1 + len(others)))
+    if word := unlearned_words(study)[found.series]:
+        return (name, *best_cells, Cell(word), *(Cell("--"),) * (1 + len(others)))
+    if found.median.has_one_rate:
+        return (name, *best_cells, *(Cell("--"),) * (2 + len(others)))
     beside = [Cell("--") if each is None else width_cell(each) for each in others]
     return (name, *best_cells, width_cell(found), *beside, _ends_cell(study, found.series, column))
 
@@ -152,7 +153,7 @@ def sensitivity_table(study: Study) -> Table | None:
         return None
     best = min(each.spread.median for each in usable)
     absent = [each.series for each in found if not each.by_seed]
-    without = f" Without one, since no run finished: {join_words(absent)}." if absent else ""
+    without = f" Without one: {say_lacking(study, absent)}." if absent else ""
     beside = {each.series: _less_reference(study, each, found) for each in usable}
     rows = tuple(
         (

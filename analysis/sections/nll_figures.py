@@ -20,7 +20,7 @@ from analysis.drawing.typeset import Table
 from analysis.measures import outcome_of
 from analysis.numbers.ablations import tells_all
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
-from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.learning import unlearned_words
 from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.windows import (
     TOLERANCE,
@@ -61,13 +61,13 @@ def window_figure(study: Study) -> Figure | None:
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
-    styles, lacking = looks(study), reasons_untrained(study)
+    styles, lacking = looks(study), unlearned_words(study)
     figure = Figure(figsize=(WIDTH_INCHES, max(2.1, 0.75 + 0.3 * len(found))), layout="constrained")
     ratios = (1,) if compares_losses(study) else (1.25, 1)
     ax, *curves = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios, gridspec_kw={"wspace": 0.18})[0]
     for row, (name, each) in enumerate(found.items()):
         if lacking[name]:
-            ax.text(0.0, row, f" {LEARNED_NOTHING}", va="center", fontsize=8, color=MUTED)
+            ax.text(0.0, row, f" {lacking[name]}", va="center", fontsize=8, color=MUTED)
         else:
             _width_bars(ax, row, each, common_windows(study).get(name), styles[name])
     ax.set_yticks(range(len(found)), list(found))
@@ -125,6 +125,7 @@ def _width_curves(ax: Axes, study: Study, styles: dict[str, Look]) -> None:
     ax.set_ylabel("width (decades)")
 
 
+ONE_RATE = "A single learning rate makes neither a curve nor a stable window, so none are compared."
 NLL, WINDOW = "nll", "window"
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
@@ -329,14 +330,14 @@ def _window_bars(
     ax: Axes, study: Study, own: dict[str, SeriesWindows], common: dict[str, SeriesWindows], styles: dict[str, Look]
 ) -> None:
     """Draw a thick bar per series over its own window and a thin one over the common window."""
-    lacking = reasons_untrained(study)
+    lacking = unlearned_words(study)
     for row, (name, each) in enumerate(own.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
             continue
         color = styles[name].color
         if lacking[name]:
-            ax.text(each.median.grid[0], row, LEARNED_NOTHING, va="center", fontsize=7, color=MUTED)
+            ax.text(each.median.grid[0], row, lacking[name], va="center", fontsize=7, color=MUTED)
             continue
         if each.median.is_capped:
             _bar(ax, each.median.uncounted, row - 0.14, color, 4, 0.25)
@@ -402,9 +403,14 @@ def figures(study: Study) -> Figures:
 def _tables(study: Study) -> list[Table]:
     """Return the tables of NLLs and windows; only the windows if each mechanism chose its own rates.
 
-    A table of such rates is mostly empty, and the edges' figure shows them all.
+    A table of such rates is mostly empty, and the edges' figure shows them all. A single rate has no windows.
     """
-    return [*([] if edge_tables(study) else nll_tables(study)), window_table(study)]
+    nlls = [] if edge_tables(study) else nll_tables(study)
+    return nlls if study.runs["lr"].nunique() < 2 else [*nlls, window_table(study)]
+
+
+def _say_one_rate(study: Study) -> list[str]:
+    return [ONE_RATE] if study.runs["lr"].nunique() < 2 else []
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -412,7 +418,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     missing = (
         "The optimizers' own section draws the curves, over each one's reference rate."
         if compares_optimizers_alone(study)
-        else "A single learning rate makes neither a curve nor a window: the tables say what there is."
+        else ONE_RATE
         if study.runs["lr"].nunique() < 2
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )
@@ -433,4 +439,4 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     return head + drawn.get(WINDOW, ()) + shown([sensitive])
 
 
-SECTION = Section(body, applies, figures, make_printer(_tables), brief)
+SECTION = Section(body, applies, figures, make_printer(_tables, _say_one_rate), brief)

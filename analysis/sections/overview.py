@@ -255,7 +255,7 @@ def reference_table(study: Study) -> Table | None:
 def _row(series: str, plain: str, quantities: dict[str, Claim], columns: list[str]) -> tuple[Cell, ...]:
     name = Cell(series, f"against {plain}")
     if "" in quantities:
-        return (name, Cell("learned too little"), *(Cell("--"),) * (len(columns) - 1))
+        return (name, Cell(quantities[""].text.rpartition(": ")[2].rstrip(".")), *(Cell("--"),) * (len(columns) - 1))
     return (name, *(_cell(quantities.get(column)) for column in columns))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +53,7 @@ def publish(
     pdf = _pdf_of(study, reports_dir)
     published = _published(study, pdf, phases, tables, pages)
     with uncollected():
+        from analysis.assembly import first_figure
         from analysis.report import build_together, ending, summary
 
     with seldom_collected():
@@ -63,13 +64,16 @@ def publish(
             more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
             left_out = [*left_out[:MOST_LEFT_OUT], more]
         text = "\n".join([*left_out, summary(known, phases) if tables == "all" else ending(known, phases)])
+        if tables == "best" and written is not None and (figure := first_figure(known)):
+            place = written.parent / study.path.name / "figures" / figure
+            text += f"\nfigure for a paper, with format=files: {place}"
     if reference is None:  # the record is of the sweep's own report
         published.record(text)
     print_text(text)  # last: an error of the terminal then loses no other output
     if written is not None:
         print_text(f"report: {written}")
-    for line in _lines_on_the_rest(study, reports_dir) if tables == "best" else ():
-        print_text(line)
+    if tables == "best":
+        print_text(_line_on_tables(study, reports_dir))
     return known
 
 
@@ -94,7 +98,7 @@ def unchanged_lines(
     if text is None:
         return None
     made = [] if pdf is None else [f"report: {pdf}, nothing has changed since it was made"]
-    return [text, *made, *(_lines_on_the_rest(study, reports_dir) if tables == "best" else ())]
+    return [text, *made, *([_line_on_tables(study, reports_dir)] if tables == "best" else [])]
 
 
 def _pdf_of(study: StudyFolder, reports_dir: str | None) -> Path | None:
@@ -107,13 +111,10 @@ def _published(study: StudyFolder, pdf: Path | None, phases: Sequence[str], tabl
     return Published(study, pdf, (*phases, tables, pages), _drawing_code())
 
 
-def _lines_on_the_rest(study: StudyFolder, reports_dir: str | None) -> Iterator[str]:
-    """Yield the command for all tables, and the figure for a paper."""
+def _line_on_tables(study: StudyFolder, reports_dir: str | None) -> str:
+    """Return the command for all tables."""
     elsewhere = f" reports_dir={reports_dir}" if reports_dir and Path(reports_dir) != Path("reports") else ""
-    yield f"every table: {_report_command(study)}{elsewhere} tables=all"
-    if reports_dir is not None:
-        figure = Path(reports_dir) / study.path.name / "figures" / "nll.pdf"
-        yield f"figure for a paper, with format=files: {figure}"
+    return f"every table: {_report_command(study)}{elsewhere} tables=all"
 
 
 def collect_and_load(study: StudyFolder) -> Study:

@@ -92,7 +92,7 @@ class SweepSpec(AbstractRecipe):
     )
     replace: bool = Field(
         default=False,
-        description="whether runs of other settings, already in the study of this name, may leave its report",
+        description="whether the study of this name reports this command's runs alone; its other runs stay on record",
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="where the runs are executed")

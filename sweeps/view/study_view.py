@@ -150,9 +150,7 @@ class StudyView:
         """Return a line on earlier commands' runs outside of the report, or ""."""
         apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
         num = sum(len(each["run_ids"]) for each in apart)
-        return (
-            f"on record outside of its report: {count_runs(num)} of other settings, of earlier commands" if num else ""
-        )
+        return f"on record outside of its report: {count_runs(num)} of earlier commands" if num else ""
 
     def _rows(self, state: str) -> list[Row]:
         return [row for row in self.progress.rows if row.state == state]

@@ -156,7 +156,7 @@ def test_a_series_that_learned_nothing_has_no_bar_and_no_claims(tmp_path):
     assert list(claims) == [""] and claims[""].verdict == "not judged"
     assert reference_table(study) is None, "the remark says it"
     third = study_of(tmp_path / "b", {"sa": valley(2.0, 0.2), "echo": valley(2.0, 0.1), "lazy": lambda lr: UNIGRAM})
-    assert reference_table(third).rows[1][1].text == "learned too little"
+    assert reference_table(third).rows[1][1].text == "lazy learned too little"
 
 
 def test_ends_name_the_most_frequent_outcome_at_the_first_rate_outside(tmp_path):

@@ -21,13 +21,15 @@ from analysis.drawing.typeset import Table
 from analysis.export import export_together
 from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
-from analysis.report import build, build_together
+from analysis.report import build, build_together, summary
 from analysis.sections.front import describe_runs
 from analysis.sections.headline import MOST_LINES, answer, answer_table, title
+from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import _say_signals, _say_undecided, sentences
 from analysis.study.load import load
 from stability.registry import Registry
+from stability.runs.words import LEARNED_NOTHING
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
@@ -130,11 +132,33 @@ def test_title_table_and_sentences_agree_on_what_has_learned(tmp_path):
     unknown = study_of(tmp_path / "a", {"sa": (2.2, 2.0, 2.4, 3.1)}, unigram=math.nan)
     assert title(unknown).endswith("sa to between 1e-2 and 1e-1")
     little = study_of(tmp_path / "b", {"sa": (3.19, 3.185, 3.3, 3.3)})
-    assert "sa to between" in title(little) and "learned nothing" not in answer_table(little).rows[0][3].text
+    assert title(little).endswith("? No mechanism learned enough at the rates swept")
+    assert answer_table(little).rows[0][3].text == "learned too little"
     queued = {("sa", lr, seed): ("queued", "") for lr in RATES for seed in range(3)}
-    assert title(study_of(tmp_path / "c", {"sa": (2.0,) * 4}, statuses=queued)).endswith("? No run has a result")
+    assert title(study_of(tmp_path / "c", {"sa": (2.0,) * 4}, statuses=queued)).endswith("? Not run yet")
     idle = study_of(tmp_path / "d", {"sa": (3.3,), "sc": (3.4,)}, rates=(1e-2,))
     assert title(idle) == "Which has the lowest NLL at the learning rate 1e-2? None has learned anything"
+
+
+def test_the_figure_and_the_tables_have_one_word_for_a_mechanism_that_learned_too_little(tmp_path):
+    """sw gains 0.25 of sa's 1.2 nats: its bar was "learned nothing", its row had the widest window of all."""
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sw": (2.99, 2.95, 2.97, 3.0), "echo": (3.3, 3.25, 3.3, 3.3)}
+    study = study_of(tmp_path, nlls)
+    rows = {row[0].text: [cell.text for cell in row] for row in answer_table(study).rows}
+    assert rows["sw"][1:6] == ["1e-2", "2.950", "learned too little", "--", "--"]
+    assert rows["echo"][1:6] == ["--", "3.250", "learned nothing", "--", "--"]
+    drawn = [text.get_text() for text in nll_figure(study).axes[-1].texts]
+    widths = [text.get_text().strip() for text in window_figure(study).axes[0].texts]
+    for texts in (drawn, widths):
+        assert texts.count("learned too little") == texts.count("learned nothing") == 1
+    assert (
+        title(study)
+        == "How far can the learning rate be pushed within 5 % of sa’s best NLL? sa to between 1e-2 and 1e-1"
+    )
+    assert "sw: take 1e-2; learned too little for a window" in answer(study)
+    assert not any(
+        LEARNED_NOTHING in cell.text for cell in answer_table(study_of(tmp_path / "b", {"sa": nlls["sa"]})).rows[0]
+    )
 
 
 def test_the_end_of_a_sweep_names_fewer_findings_rather_than_none(tmp_path):
@@ -314,7 +338,24 @@ def test_one_rate_has_a_ranking_and_no_window(tmp_path):
     alone = study_of(tmp_path / "one", {"sa": (2.5,)}, rates=(1e-2,))
     assert title(alone) == "How well does sa learn at the learning rate 1e-2? NLL 2.500"
     lost = study_of(tmp_path / "lost", {"sa": (math.inf,)}, rates=(1e-2,))
-    assert title(lost) == "How well does sa learn at the learning rate 1e-2? every run diverged"
+    assert title(lost) == "How well does sa learn at the learning rate 1e-2? Every run diverged"
+
+
+PLACES = "Stable windows|≥ 0.00|decades|own window|sensitivity"
+
+
+def test_a_study_of_one_rate_prints_no_windows_and_says_why(tmp_path):
+    """Its table had "≥ 0.00" decades in every cell, and the paper's claims on windows were counted as undecided."""
+    nlls = {"sa": (2.5,), "sc": (2.2,), "mix": (2.4,), "gla": (2.6,)}
+    study = study_of(tmp_path, nlls, rates=(1e-2,))
+    text = summary(study)
+    assert "\nA single learning rate makes neither a curve nor a stable window, so none are compared.\n" in text
+    assert not {"Stable windows", "≥ 0.00", "decades", "own window", "sensitivity"} & set(re.findall(PLACES, text))
+    claims = {claim.subject: claim for claim in judge(study)}
+    assert claims["window"].text == "Not judged: a single learning rate has no window."
+    assert claims["mix window"].verdict == "not judged" and claims["mix best NLL"].verdict == "holds"
+    two = summary(study_of(tmp_path / "two", {name: (2.5, *nll) for name, nll in nlls.items()}, rates=(1e-3, 1e-2)))
+    assert "Stable windows" in two and "A single learning rate" not in two and "sensitivity" in two
 
 
 def many(tmp_path):

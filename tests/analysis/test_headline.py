@@ -14,6 +14,7 @@ from analysis.numbers.windows import windows
 from analysis.report import ending
 from analysis.sections import headline
 from analysis.sections.headline import MOST_LINES, answer_table, recommendation, title
+from analysis.sections.nll import window_table
 from analysis.sections.nll_figures import nll_caption, nll_figure
 from analysis.study.load import load
 from stability.cli import publish
@@ -131,7 +132,11 @@ def test_the_quickstart_s_end_fits_80_columns_and_25_lines(tmp_path, monkeypatch
         "every table: ",
     ):
         assert any(line.startswith(start) for line in lines), start
-    assert lines[-1] == "figure for a paper, with format=files: reports/quickstart/figures/nll.pdf"
+    assert lines[-3] == "figure for a paper, with format=files: reports/quickstart/figures/nll.pdf"
+    alone = write_study(tmp_path / "alone", name="alone", mechanisms=("sa", "sc"), lrs=(1e-3,), seeds=2)
+    publish.publish(StudyFolder(alone), "reports", tables="best")
+    out = capsys.readouterr().out
+    assert "sa: take 1e-3 (the only rate swept)" in out and "figure for a paper" not in out, "one rate has no curve"
 
 
 def test_a_reference_that_learned_nothing_is_said_to_be_why_nothing_is_compared(tmp_path):
@@ -194,4 +199,31 @@ def test_a_sentence_on_open_comparisons_that_does_not_fit_keeps_their_number(qui
 def test_a_study_of_nothing_but_failures_says_so(tmp_path):
     statuses = {("sa", lr, seed): ("failed", "planted") for lr in RATES for seed in range(3)}
     study = load(write_study(tmp_path, mechanisms=("sa",), lrs=RATES, seeds=3, statuses=statuses))
+    assert recommendation(study, "sa", None) == "every run failed"
+    statuses[("sa", 1e-3, 0)] = ("running", "")
+    study = load(write_study(tmp_path, mechanisms=("sa",), lrs=RATES, seeds=3, statuses=statuses))
     assert recommendation(study, "sa", None) == "no run has a result"
+
+
+def test_a_series_whose_runs_are_all_queued_is_not_run_yet_everywhere(tmp_path):
+    """It read "learned too little" in the comparisons and "no run has a result" on the first page."""
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.1, 2.0, 2.2, 2.9), "echo": (2.2, 2.1, 2.4, 3.1)}
+    statuses = {(name, lr, seed): ("queued", "") for name in ("sc", "echo") for lr in RATES for seed in range(3)}
+    folder = write_study(
+        tmp_path, mechanisms=tuple(nlls), lrs=RATES, seeds=3, statuses=statuses,
+        nll=lambda name, lr, seed: nlls[name][RATES.index(lr)] + 0.001 * seed,
+    )  # fmt: skip
+    study = load(folder)
+    assert answer_table(study).rows[1][3].text == "not run yet"
+    said = " ".join(ending(folder).split())
+    assert "sc: not run yet" in said and "echo: not run yet" in said
+    assert "sc is not compared with sa: sc is not run yet. 1 more: appendix." in said
+    whole = report.summary(study)
+    assert "too little" not in whole and "no run has a result" not in whole and "no run finished" not in whole
+    rows = {row[0].text: row for row in window_table(study).rows}
+    assert rows["echo"][2].text == "not run yet" and rows["sa"][2].text == "2.001"
+    for series, queued in (("sc", "running"), ("echo", "interrupted")):
+        statuses[(series, 1e-3, 0)] = (queued, "")
+    begun = load(write_study(tmp_path, mechanisms=tuple(nlls), lrs=RATES, seeds=3, statuses=statuses))
+    assert answer_table(begun).rows[1][3].text == "no run has ended yet"
+    assert recommendation(begun, "echo", None) == "no run has ended yet"

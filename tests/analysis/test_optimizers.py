@@ -204,7 +204,7 @@ def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(t
     assert any("higher of sgd" in text for text in texts if text.startswith("NLL at the best"))
     windows, steps = optimizer_tables(study)
     row = next(row for row in windows.rows if row[0].text == "sgd")
-    assert [cell.text for cell in row[1:7]] == ["15/15", "--", "none finite", "none", "none", "--"]
+    assert [cell.text for cell in row[1:7]] == ["15/15", "--", "every run diverged", "none", "none", "--"]
     with matplotlib.rc_context(RC):
         assert write_figures(tmp_path / "studies" / "scaled", tmp_path / "figures")
 

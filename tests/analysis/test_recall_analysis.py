@@ -84,7 +84,7 @@ def test_the_table_holds_best_rate_accuracy_and_both_windows(tmp_path):
     )
     rows = {row[0].text: [cell.text for cell in row] for row in table.rows}
     assert rows["sa"][1:3] == ["1e-2", "98.1"] and rows["sa"][3] == "0.20"
-    assert rows["gla"][3].startswith("≥") and rows["deltanet"][2] == "no run finished"
+    assert rows["gla"][3].startswith("≥") and rows["deltanet"][2] == "every run diverged"
     assert rows["sa"][4] != rows["sa"][3], "the NLL's window is another one"
     told = summary(folder)
     assert "Windows of accuracy" in told and "nats per answer" in " ".join(told.lower().split())

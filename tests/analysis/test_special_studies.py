@@ -67,7 +67,7 @@ def test_a_mechanism_that_only_diverged_has_no_sensitivity_rather_than_the_lowes
     table = sensitivity_table(half)
     assert table is not None
     assert [(row[0].text, row[1].text, row[1].bold) for row in table.rows] == [("sc", "0.009", True)]
-    assert "Without one, since no run finished: sa." in table.caption
+    assert "Without one: of sa every run diverged." in table.caption
 
 
 def panel_inches(figure):

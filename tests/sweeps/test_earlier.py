@@ -43,7 +43,7 @@ def launched(sweep_spec, trials, command, found=None, **origin):
     """What a launch of a command prints of earlier runs, and the record that it leaves."""
     study = StudyFolder.of(sweep_spec.runs_dir, sweep_spec.name)
     before = study.read() if study.file.exists() else {}
-    said = list(describe_changes(study, before, trials))
+    said = list(describe_changes(study, before, trials, replace=sweep_spec.replace))
     StudyRecord(study, sweep_spec, before, {"command": command, "provenance": {}, **origin}, 0.0).write(trials, found)
     return said, study.read()
 
@@ -105,7 +105,8 @@ def test_runs_of_other_settings_are_a_reason_to_ask_and_runs_of_other_axes_are_n
     study = StudyFolder.of(pool.runs_dir, pool.name)
     assert describe_refusal(study, record, [second]) == (
         f"name={pool.name}: 1 run has other settings there (sa lr=0.01 seed=1: another steps: 4, now 8) and would leave "
-        "its report; name=OTHER makes a study of its own, replace=true keeps them on record only"
+        "its report; name=OTHER makes a study of its own, replace=true reports this command's runs alone (the others stay "
+        "on record)"
     )
     assert describe_refusal(study, record, [third]) == describe_refusal(study, record, [first]) == ""
     _, record = launched(pool, [second], "two")
@@ -125,15 +126,56 @@ def test_a_sweep_under_the_name_of_another_asks_and_leaves_everything_as_it_was(
     assert {path: path.read_bytes() for path in lab.pool.rglob("*") if path.is_file()} == before
     capsys.readouterr()
     assert sweep.main([*words, "steps=4", "dry_run=true"]) == 0
-    assert "replace=true keeps them on record only" in capsys.readouterr().out
+    assert "replace=true reports this command's runs alone (the others stay on record)" in capsys.readouterr().out
     assert sweep.main([*words, "steps=4", "replace=true"]) == 0
     record = StudyFolder.of(lab.pool, "a").read()
     assert len(record["run_ids"]) == 1 and [each["reported"] for each in record["earlier"]] == [False]
-    nothing = "replace=true: nothing is replaced, no run of a has other settings"
-    assert nothing not in "".join(capsys.readouterr())
+    out = "".join(capsys.readouterr())
+    nothing = "replace=true: nothing is replaced, a has no other runs in its report"
+    assert nothing not in out
+    assert "a: replace=true takes 1 earlier run (sa lr=0.001 seed=0) out of its report; on record it stays" in out
     assert sweep.main([*words, "steps=4", "replace=true"]) == 0
     assert nothing in "".join(capsys.readouterr()).splitlines()
     assert sweep.main([*words, "steps=4"]) == 0, "the question is answered"
+
+
+def test_replace_takes_queued_runs_of_other_axes_out_of_the_report_too(pool):
+    """A preset's mechanism that was queued and never trained stood in every later report of the name."""
+    trained, queued, old = trials_of(
+        pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}}, {"id": 3, "steps": 9}
+    )
+    launched(pool, [old], "zero")
+    launched(pool, [trained, queued], "one")
+    replacing = pool.model_copy(update={"replace": True})
+    said, record = launched(replacing, [trained], "two")
+    assert record["run_ids"] == [trained.run_id]
+    assert {run_id: each["reported"] for each in record["earlier"] for run_id in each["run_ids"]} == {
+        old.run_id: False,
+        queued.run_id: False,
+    }
+    assert said == [
+        f"{pool.name}: replace=true takes 1 earlier run (sw lr=0.01 seed=2) out of its report; on record it stays"
+    ]
+    said, record = launched(replacing, [trained], "two")
+    assert said == [f"replace=true: nothing is replaced, {pool.name} has no other runs in its report"]
+    assert record["run_ids"] == [trained.run_id] and len(record["earlier"]) == 2
+    said, record = launched(pool, [trained], "two")
+    assert said == [] and record["run_ids"] == [trained.run_id], "out of the report until asked for again"
+    assert launched(pool, [queued], "three")[1]["run_ids"] == [queued.run_id, trained.run_id]
+
+
+def test_replace_leaves_runs_that_another_launch_added_meanwhile(pool):
+    first, second, third = trials_of(
+        pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}}, {"id": 3, "mechanism": {"name": "mix"}}
+    )
+    _, before = launched(pool, [third], "zero")
+    study = StudyFolder.of(pool.runs_dir, pool.name)
+    replacing = pool.model_copy(update={"replace": True})
+    record = StudyRecord(study, replacing, before, {"command": "one", "provenance": {}}, 0.0)
+    record.write([first])
+    launched(pool, [second], "two")
+    record.close([first], None, has_worked=True)
+    assert study.read()["run_ids"] == [first.run_id, second.run_id]
 
 
 def test_both_values_of_a_setting_that_the_id_leaves_out_at_its_neutral_value_are_named(pool):
@@ -240,7 +282,7 @@ def test_status_asks_nothing_of_earlier_runs_and_names_the_command_of_each(pool)
     asked = {row.trial.run_id: row.trial.curvature for row in view.progress.rows}
     assert asked[first.run_id] is None and asked[second.run_id] is not None and third.run_id not in asked
     assert view.details()[-2:] == ["goes on with: two", "goes on with: one"]
-    assert view.heading()[-1] == "on record outside of its report: 1 run of other settings, of earlier commands"
+    assert view.heading()[-1] == "on record outside of its report: 1 run of earlier commands"
 
 
 def test_a_damaged_record_is_written_again_by_the_commands_of_its_study_without_training(lab, capsys):
