@@ -266,7 +266,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         interval=f"{100 * low:.0f} to {100 * high:.0f} % of curves, exact 95 %",
         paper=CONSENSUS,
         finding=f"{how}, {count}",
-        note=f"{sentence(numbers)}.",
+        note=f"By mechanism: {numbers}.",
         test=(subject, *(side.series for side in sides)),
         p=p_of_share(int(most.sum()), len(most)),
     )
