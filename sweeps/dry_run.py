@@ -192,7 +192,7 @@ def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
 
 
 def _stand_in_line(corpus: AbstractCorpus) -> str:
-    return f"data: {corpus.description}; not downloaded for a plan, which takes random {corpus.kind} instead"
+    return f"data: {corpus.description}; not prepared for a plan, which takes random {corpus.kind} instead"
 
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:

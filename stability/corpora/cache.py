@@ -56,7 +56,8 @@ def prepare(part: Part, cache_dir: Path) -> Any:
 def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
     """Return (corpus, whether it is the real data) for a dry run.
 
-    Data are not downloaded. Unless ``cache_dir`` has them, random tokens with the same vocabulary replace them.
+    Data are not downloaded. Unless ``cache_dir`` has them, random tokens with the same vocabulary replace them. They
+    also replace data that are slow to parse if the pool, the parent of ``cache_dir``, does not exist: it has no runs.
 
     Raises:
         ValueError: as `prepare`.
@@ -64,7 +65,7 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
     """
     source = Registry("data").load(part.name)
     stand_in = source.stand_in(part.settings)
-    if stand_in is None:
+    if stand_in is None or (not source.downloads and cache_dir.parent.exists()):
         return prepare(part, cache_dir), True
     entry = _entry_name(part.name, source.corpus.version, source.cache_key(part.settings))
     fingerprint = _read_index_entry(cache_dir / "index" / entry, cache_dir)

@@ -22,6 +22,8 @@ class AbstractDataSource:
     family: ClassVar[str] = "data"
     corpus: ClassVar[type[AbstractCorpus]] = Corpus
     Config: ClassVar[type[Settings]]
+    # whether a source with a `stand_in` downloads; else a dry run reads the data in a pool that exists
+    downloads: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls, config: Any, scratch: Path | None = None) -> AbstractCorpus:
@@ -77,6 +79,6 @@ class AbstractDataSource:
     def stand_in(cls, config: Any) -> AbstractCorpus | None:
         """Return random tokens of the same vocabulary for a dry run, or None.
 
-        Sources that would have to download return them; None: use `prepare`.
+        Sources that would have to download return them, and those that parse for seconds; None: use `prepare`.
         """
         return None

@@ -16,16 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Fingerprinted, Place
-from stability.corpora.io.disk import token_dtype
 from stability.corpora.io.files import sha256_of_file
 from stability.corpora.io.progress import bar
 from stability.corpora.tokens.augmentation import CODES, INVALID, encode
-from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.corpus import Corpus, draw_stand_in
 from stability.corpora.tokens.gpt2 import GPT2_SIZE
 from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
 from stability.corpora.tokens.records import split_records
@@ -40,8 +38,6 @@ PROBE_SECONDS = 5
 EXAMPLE = "HuggingFaceFW/fineweb-edu"
 HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"  # owner/name or name; write a folder of this form as ./owner/name
 CONVERTED = "refs/convert/parquet"  # the hub's branch with a dataset as Parquet files
-# tokens per side of a dry run's placeholder data: enough for any validation
-STAND_IN_TOKENS = 1 << 20
 
 
 class HuggingFaceConfig(AbstractTokenized):
@@ -147,15 +143,12 @@ class HuggingFaceDataset(AbstractDataSource):
         if _is_folder(config):
             return None
         _check_id(config)
-        size, draws = _vocab_size(config), np.random.default_rng(0)
-        train, val = (draws.integers(size, size=STAND_IN_TOKENS).astype(token_dtype(size)) for _ in range(2))
+        size = _vocab_size(config)
         description = (
             f"{_origin(config)}, up to {config.max_documents:,} rows, {config.tokenizer}, {size:,} tokens in the "
             "vocabulary"
         )
-        return Corpus.of(
-            train, val, vocab_size=size, description=description, num_train_documents=0, num_val_documents=0
-        )
+        return draw_stand_in(size, description)
 
 
 def _origin(config: HuggingFaceConfig) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from stability.config import Settings
-from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.corpus import Corpus, draw_stand_in
 from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.vocabulary import ByteTokenizer
 from stability.data import AbstractDataSource
 from stability.startup import seldom_collected
 
@@ -41,6 +42,7 @@ class StdlibDocstrings(AbstractDataSource):
     """
 
     Config: ClassVar[type[Settings]] = StdlibConfig
+    downloads: ClassVar[bool] = False
 
     @classmethod
     def prepare(cls, config: StdlibConfig, scratch: Path | None = None) -> Corpus:
@@ -50,10 +52,9 @@ class StdlibDocstrings(AbstractDataSource):
             ValueError: this Python has no standard library source in a folder.
         """
         root = library_folder()
-        origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
         with seldom_collected():  # syntax trees are very many objects
             return split_documents(
-                (text for file in source_files(root) for text in documents(file)), origin, scratch=scratch
+                (text for file in source_files(root) for text in documents(file)), _origin(), scratch=scratch
             )
 
     @classmethod
@@ -65,6 +66,12 @@ class StdlibDocstrings(AbstractDataSource):
         return library_key(VERSION)
 
     @classmethod
+    def stand_in(cls, config: StdlibConfig) -> Corpus:
+        """Return random bytes: parsing the library takes a third of a dry run."""
+        num_files = sum(1 for _ in source_files(library_folder()))
+        return draw_stand_in(len(ByteTokenizer().vocabulary.pieces), f"{_origin()}: {num_files:,} source files")
+
+    @classmethod
     def inputs(cls, config: StdlibConfig) -> Iterator[Path]:
         """Yield the library's source files and their folders."""
         files = list(source_files(library_folder()))
@@ -73,6 +80,10 @@ class StdlibDocstrings(AbstractDataSource):
     @classmethod
     def tokens_of(cls, config: StdlibConfig) -> str:
         return "bytes"
+
+
+def _origin() -> str:
+    return f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
 
 
 def library_key(version: int) -> str:

@@ -8,7 +8,7 @@ from stability import sweep
 from stability.config.parts import Part
 from stability.config.parts import part as part_of
 from stability.corpora.cache import prepare, prepare_for_plan
-from stability.data import hf
+from stability.data import hf, stdlib
 from tests.reading import read_spec
 
 
@@ -56,6 +56,21 @@ def test_a_folder_is_read_and_what_the_cache_has_is_taken_from_there(tmp_path, m
     assert is_read and corpus.fingerprint == made.fingerprint
 
 
+def test_the_standard_library_is_parsed_for_a_plan_only_in_a_pool_that_exists(tmp_path, monkeypatch):
+    pool, library = tmp_path / "runs", part_of("data", {"name": "stdlib"})
+
+    def refuse(_file):
+        raise AssertionError("a plan in an empty folder parses nothing")
+
+    with monkeypatch.context() as only_here:
+        only_here.setattr(stdlib, "parse", refuse)
+        corpus, is_read = prepare_for_plan(library, pool / "cache")
+    assert (is_read, corpus.vocab_size, list(tmp_path.iterdir())) == (False, 256, [])
+    pool.mkdir()
+    found, is_read = prepare_for_plan(library, pool / "cache")
+    assert is_read and found.vocab_size == corpus.vocab_size and found.fingerprint != corpus.fingerprint
+
+
 @pytest.mark.parametrize(
     ("study", "words"),
     [
@@ -89,7 +104,7 @@ def test_a_dry_run_of_the_papers_protocol_needs_no_network(tmp_path, no_reading,
     monkeypatch.setattr("sweeps.estimated.estimate_step", lambda *_: None)
     assert sweep.main([f"study={study}", "dry_run=true", f"runs_dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in words) and "not downloaded for a plan" in out and "finished" not in out
+    assert all(word in out for word in words) and "not prepared for a plan" in out and "finished" not in out
 
 
 def test_every_preset_of_the_paper_has_its_batch_rates_and_objective():

@@ -29,6 +29,7 @@ SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
 SPLITS = ("train", "val")
 FEWEST_POSITIONS = 2  # smallest valid model.positions
+STAND_IN_TOKENS = 1 << 20  # on each side of a dry run's random data: enough for any validation
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
 _OF_AUGMENTATION = {name: f"{name}.npy" for name in ARRAY_NAMES}
@@ -298,6 +299,22 @@ def _gather(tokens: np.ndarray, starts: np.ndarray, positions: int) -> Tensor:
 
 def _mark(augmentation: AbstractAugmentation | None) -> dict[str, bool]:
     return {} if augmentation is None else {augmentation.name: True}
+
+
+def draw_stand_in(vocab_size: int, description: str) -> Corpus:
+    """Return random tokens in place of data that a dry run does not prepare.
+
+    Args:
+        vocab_size: size of the data's vocabulary.
+        description: of the data.
+    """
+    draws = np.random.default_rng(0)
+    train, val = (
+        draws.integers(vocab_size, size=STAND_IN_TOKENS).astype(disk.token_dtype(vocab_size)) for _ in range(2)
+    )
+    return Corpus.of(
+        train, val, vocab_size=vocab_size, description=description, num_train_documents=0, num_val_documents=0
+    )
 
 
 def _fingerprint(vocab_size: int, sums: Mapping[str, str], further: Mapping[str, Any]) -> str:
