@@ -48,6 +48,18 @@ def least(argv: list[str], repeats: int, forgotten: Path | None = None) -> Spent
     return min(found, key=lambda each: each.processor_s)
 
 
+def finish_study(folder: Path, num_runs: int) -> StudyFolder:
+    """Return a finished study of ``num_runs`` runs under ``folder``, made unless it is there."""
+    study = StudyFolder.of(folder / "runs", f"runs{num_runs}")
+    if not study.file.exists():
+        make_study(folder, num_runs)
+        curvature = read(SweepSpec, Invocation.of(words(folder, num_runs))).curvature
+        for directory in study.runs():
+            for phase in list_missing_phases(directory, curvature):  # of diverged runs
+                StoredSteps(directory.curvature_file(phase), curvature).write([])
+    return study
+
+
 def measure(folder: Path, num_runs: int, repeats: int) -> None:
     """Time the commands on a study of ``num_runs`` runs under ``folder``, and print a row each.
 
@@ -56,13 +68,7 @@ def measure(folder: Path, num_runs: int, repeats: int) -> None:
         num_runs: its runs.
         repeats: times of each command.
     """
-    study = StudyFolder.of(folder / "runs", f"runs{num_runs}")
-    if not study.file.exists():
-        make_study(folder, num_runs)
-        curvature = read(SweepSpec, Invocation.of(words(folder, num_runs))).curvature
-        for directory in study.runs():
-            for phase in list_missing_phases(directory, curvature):  # of diverged runs
-                StoredSteps(directory.curvature_file(phase), curvature).write([])
+    study = finish_study(folder, num_runs)
     answers = study.pool / "cache" / "answers"
     sweep = ["-m", "stability.sweep", *words(folder, num_runs), "report=false"]
     status = ["-m", "stability.status", study.path.name, f"runs_dir={study.pool}"]
