@@ -181,7 +181,7 @@ def _has_levels(claim: Claim) -> bool:
 
 
 def _explain_lines(judged: Sequence[Claim]) -> str:
-    """Explain the further lines of `_effect_cell`, with a space at the end; "" without any."""
+    """Describe the further lines of `_effect_cell`, with a space at the end; "" without any."""
     said = {
         "Each: medians over seeds, of % stable means. ": any(
             each.difference not in ("", each.effect) for each in judged
