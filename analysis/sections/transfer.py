@@ -344,6 +344,7 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         brief=(
             "Best LR: lowest point of a parabola through each seed's lowest NLLs, mean over seeds. S: nats above the "
             "lowest NLL, mean over the rates that all sizes share. 0.30 decades are a factor of 2."
+            + (" Open: no lowest point between the rates." if any(row[2].text == "open" for row in rows) else "")
         ),
     )
 
