@@ -261,6 +261,12 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     return pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the section in brief: its first figure and the verdict on the hypothesis."""
+    said = hypothesis(study)
+    return pictures(drawn)[:1] + (paragraph(said) if said else ())
+
+
 def hypothesis(study: Study) -> str:
     """Compare the paper's expectation with the terminal checkpoints, as text; "" if not measured."""
     if FIGURE not in study.probes:
@@ -287,4 +293,4 @@ _OUTCOMES = {
 }
 
 
-SECTION = Section(body, figures=figures)
+SECTION = Section(body, figures=figures, brief=brief)

@@ -175,13 +175,16 @@ def test_figures_hold_a_panel_a_series_and_dotted_lines_where_gamma_is_not_one(t
     )
 
 
-def test_the_report_shows_both_and_what_they_say_of_the_hypothesis(tmp_path, drawn):
+@pytest.mark.parametrize("pages", ["all", "short"])
+def test_the_report_shows_both_and_what_they_say_of_the_hypothesis(tmp_path, drawn, pages):
     drawn("discrepancy", "pdmm")
-    text = " ".join(
-        "".join(page.extract_text() for page in PdfReader(build(study_with(tmp_path, 3), tmp_path)).pages).split()
-    )
-    assert "Consensus discrepancy of softmax attention by depth" in text and "PDMM on small networks" in text
+    report = PdfReader(build(study_with(tmp_path, 3), tmp_path, pages))
+    text = " ".join("".join(page.extract_text() for page in report.pages).split())
     assert "Of 4 pairs of mechanism and learning rate: 2 fall and 2 rise." in text
+    assert "Consensus discrepancy of softmax attention by depth" in text
+    # in brief without the table of every layer, and without the small networks
+    assert ("Does the discrepancy fall with depth, terminal" in text.partition("Not here")[0]) is (pages == "all")
+    assert ("PDMM on networks of" in text) is (pages == "all")
 
 
 def test_a_damaged_table_names_the_probe_that_writes_it_again(tmp_path):
