@@ -75,7 +75,7 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
                 own = hydra_compose(root, overrides=["~study", *words])  # without the preset's settings
                 for group in anew:  # parts of an axis that are still chosen keep their settings from the preset
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
-                _drop_claim(config, invocation)
+            _drop_claim(config, invocation)
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:

@@ -165,6 +165,8 @@ def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_ot
     assert [part.name for part in only_sa.mechanism] == ["sa"]
     # the preset's claim is on sc; without sc it has no subject, and a typed one is refused
     assert sweep("study=text_54m").primary == "sc.window" and only_sa.primary is None
+    # a preset without settings of its mechanisms
+    assert sweep("study=flagship").primary == "sc.window" and sweep("study=flagship", "mechanism=sa").primary is None
     with pytest.raises(ValueError, match="primary=sc.window: sc is no part of this sweep"):
         sweep("study=text_54m", "mechanism=sa", "primary=sc.window")
     built_on_another = sweep("study=vit_small_cifar100", "data.path=X", "optimizer=sgd")
