@@ -48,6 +48,8 @@ from analysis.study.load import HAS_RESULT, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import count_range, join_words, lr_text, plural
 
+DETAIL_LINE = 72  # characters below an effect
+
 
 @once_per_study
 def judge(study: Study) -> tuple[Claim, ...]:
@@ -160,7 +162,7 @@ def claims_table(study: Study) -> Table | None:
         f"{_explain_lines(judged)}{correction_note(judge(study))}{_describe_runs(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
-    align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")
+    align, widths = ("left", "right", "left", "left"), ("2.1fr", "auto", "2.8fr", "1.3fr")
     return Table(title, caption, header, rows, (), align, widths)
 
 
@@ -172,7 +174,18 @@ def _effect_cell(claim: Claim) -> Cell:
     if claim.equal and not claim.interval.startswith("at an equal share"):
         lines.append(f"equal share: {claim.equal}")
     lines += [f"common: {claim.common}"] if claim.common else []
-    return Cell(claim.difference or claim.effect or "--", "\n".join(filter(None, lines)))
+    return Cell(claim.difference or claim.effect or "--", "\n".join(_pack(filter(None, lines))))
+
+
+def _pack(parts: Iterable[str]) -> list[str]:
+    """Return the parts as lines of at most `DETAIL_LINE` characters, or of one part that is longer."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= DETAIL_LINE:
+            lines[-1] += f"; {part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def _has_levels(claim: Claim) -> bool:

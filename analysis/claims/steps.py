@@ -36,6 +36,7 @@ from analysis.study.load import ENDED, Frame, Study
 from analysis.study.protocol import state_text
 from analysis.words import join_words, lr_text, plural, power
 
+P_DIGITS = 9  # of p-values that are compared; further ones are rounding
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up state"}
 LEADER = "sc"
 Found = tuple[str, StepShares | Medians]
@@ -148,13 +149,13 @@ def _largest(
 def _deciding(found: Sequence[Found], *, is_least_certain: bool) -> Found:
     """Return the comparison on which the verdict depends: the largest p-value, else the smallest one.
 
-    Without p-values, of fewer than three seeds, it is the one with the smallest lead.
+    Without p-values, of fewer than three seeds, or where they are equal, it is the one with the smallest lead.
     """
-    p_values = [each.result.p for _, each in found]
-    if any(map(math.isnan, p_values)):
-        return min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
-    place = max if is_least_certain else min
-    return found[p_values.index(place(p_values))]
+    p_values = [round(each.result.p, P_DIGITS) for _, each in found]
+    if not any(map(math.isnan, p_values)):
+        place = max if is_least_certain else min
+        found = [pair for pair, p in zip(found, p_values, strict=True) if p == place(p_values)]
+    return min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
 
 
 def _effect(each: StepShares | Medians) -> float:

@@ -94,7 +94,7 @@ SHAPES = {
                       "mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2]},
 }  # fmt: skip
 EXPECTED = {
-    "one_run": "A single learning rate makes neither a curve nor a window",
+    "one_run": "A single learning rate makes neither a curve nor a stable window",
     "one_mechanism": "All this is at",
     "all_diverged": "No run ended with a finite validation NLL",
     "all_failed": "No training loss was recorded.",

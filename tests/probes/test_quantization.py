@@ -133,7 +133,9 @@ def test_a_layer_s_error_is_that_of_its_rounded_copy_on_the_trained_model_s_inpu
                 each.blocks[row.layer].ffn for each in (model, rounded_copy(model, int(row.bits), int(row.group)))
             )
             y, rounded = (each(inputs[row.layer]).double().numpy() for each in layers)
-            assert row.error == pytest.approx(np.linalg.norm(rounded - y) / np.linalg.norm(y), rel=1e-4)
+            # a difference of two float32 outputs: known to a few of their ulps, whatever its size
+            expected = pytest.approx(np.linalg.norm(rounded - y) / np.linalg.norm(y), rel=1e-4, abs=4 * 2**-23)
+            assert row.error == expected
 
 
 def test_the_model_is_the_same_afterwards(trained):
