@@ -129,7 +129,7 @@ def test_every_shape_of_study_makes_a_report_and_a_summary(tmp_path, name):
     printed = summary(folder)
     assert (
         "Validation NLL against learning rate" in printed
-        and "Stable windows" in printed
+        and ("Stable windows" in printed) is (name != "one_run")
         and max(map(len, printed.splitlines())) < 160
     )
 
