@@ -17,6 +17,7 @@ from analysis.words import join_words, lr_text, plural, power
 from stability.runs.words import EXPLODED
 
 BEST_NLL = f"{BEST} NLL"
+UNDECIDED = "undecided against {}"
 MOST_NAMED = 36  # characters of names in a list
 
 
@@ -91,7 +92,7 @@ def _lead(
     if front in better:
         told.append(f"{words[0]} than {reference}: {_word(better[front])}")
     elif others := [reference] if front != reference else undecided:
-        told.append(f"undecided against {_list(others)}")
+        told.append(UNDECIDED.format(_list(others)))
     if front not in better:
         for kind in ("supported", "indicated"):
             if beaten := [name for name, claim in worse.items() if _word(claim) == kind]:
@@ -104,6 +105,8 @@ def _lead(
     groups: dict[str, list[str]] = {}
     for name, claim in beside.items():
         groups.setdefault(_order_pair(claim, front, words), []).append(name)
+    if told and told[0] == UNDECIDED.format(reference):  # one clause for both
+        told[0] = UNDECIDED.format(_list([reference, *groups.pop(UNDECIDED, [])]))
     told += [text.format(_list(names)) for text, names in groups.items()]
     if rest := [name for name in apart if name not in ahead and name not in beside]:
         told.append(f"not compared with {_list(rest)}")
@@ -113,7 +116,7 @@ def _lead(
 def _order_pair(claim: Claim, front: str, words: tuple[str, str]) -> str:
     """Return what a claim on two series says of the one that is not in front, with a field for its name."""
     if claim.verdict not in ("holds", "contradicted"):
-        return "undecided against {}"
+        return UNDECIDED
     is_behind = (claim.test[2] == front) is (claim.verdict == "holds")
     return f"{{}} {words[is_behind]}: {_word(claim)}"
 

@@ -53,6 +53,12 @@ def test_a_claim_on_two_series_tells_them_without_the_reference(tmp_path):
     assert widest == "Widest own window: sc (wider than sa: supported; sw narrower: supported; not compared with mix)."
 
 
+def test_what_is_undecided_is_one_clause(tmp_path):
+    nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.0, 0.29), "sw": vee(2.0, 0.3), "mix": vee(2.0, 0.3)}
+    scattered = study_of(tmp_path, nlls, rates=RATES, noise=(0.0, 0.1, 0.2))
+    assert choose(scattered)[1].count("undecided against") == 1
+
+
 def test_two_seeds_only_indicate_a_choice(tmp_path):
     nlls = {"sa": vee(2.1, 0.3), "sc": vee(2.0, 0.1)}
     lowest, widest = choose(study_of(tmp_path, nlls, rates=FINE, seeds=2))
