@@ -16,7 +16,7 @@ Table 9), `windows` (5.1) and `steps` (5.2.1). Other papers' claims: `rivals`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
