@@ -204,17 +204,17 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
         yield Claim(subject, "not judged", text, statement)
         return
     shares = reduce_by_run(own, "single", "beyond", "share")
-    found, beyond = Mean.of(shares), tuple(shares - NEGLIGIBLE_SHARE)
-    low, high = max(found.low, 0.0), min(found.high, 1.0)  # a share: without loss of coverage
+    mean, beyond = Mean.of(shares), tuple(shares - NEGLIGIBLE_SHARE)
+    low, high = max(mean.low, 0.0), min(mean.high, 1.0)  # a share: without loss of coverage
     verdict = judge_interval(low, high, NEGLIGIBLE_SHARE)
-    effect, kind = f"{100 * found.mean:.3g} % of {positions}", "range" if found.n < 3 else "95 %"
+    effect, kind = f"{100 * mean.mean:.3g} % of {positions}", "range" if mean.n < 3 else "95 %"
     claim = Claim(
         subject,
-        verdict if found.n > 1 else "no claim",
+        verdict if mean.n > 1 else "no claim",
         statement=statement,
-        n=found.n,
+        n=mean.n,
         effect=effect,
-        interval=f"{kind}: {100 * low:.3g} to {100 * high:.3g} %" if found.n > 1 else "",
+        interval=f"{kind}: {100 * low:.3g} to {100 * high:.3g} %" if mean.n > 1 else "",
         finding=f"in {series} {effect} and connections have ln(1/ν) > {OUTLIER_LOG_RANGE:g}, at "
         f"{lr_text(float(own['run_lr'].iloc[0]))}",
         note=f"Negligible: below {100 * NEGLIGIBLE_SHARE:g} %, our line.",
