@@ -98,7 +98,7 @@ def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture
 
 def first_figure(study: Study) -> str:
     """Return the file of the first page's figure, as `pieces` names it; "" if it has none."""
-    found = _first_picture(study, "", front.FIRST)
+    found = _first_picture(study, "", front.list_first(study))
     return found.file if found else ""
 
 

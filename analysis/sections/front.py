@@ -30,7 +30,6 @@ from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 # Names of figures in order of preference.
 FIRST = ("nll", "optimizers", "ablation-0", "mixers", "edges")
-FIRST_OF_SIZES = ("transfer", *FIRST)
 TELLING = (
     "streams-terminal-0",
     "qk-terminal-0",
@@ -57,6 +56,11 @@ CURVES_CAPTION = (
 Find = Callable[[tuple[str, ...]], Picture | None]
 
 
+def list_first(study: Study) -> tuple[str, ...]:
+    """Return the names of the first page's figure, in order of preference; a study of sizes begins with the law."""
+    return ("transfer", *FIRST) if transfer.leads(study) else FIRST
+
+
 def first_page(study: Study, find: Find) -> Pieces:
     """Return the first page below the title: what was run, a figure, the table, the sentences, the provenance.
 
@@ -66,7 +70,7 @@ def first_page(study: Study, find: Find) -> Pieces:
     """
     is_of_sizes = transfer.leads(study)
     table: Table = transfer.first_table(study) if is_of_sizes else _make_table(study)
-    found, runs, last = find(FIRST_OF_SIZES if is_of_sizes else FIRST), describe_runs(study), provenance_line(study)
+    found, runs, last = find(list_first(study)), describe_runs(study), provenance_line(study)
     fixed = _count_lines([runs, last, table.caption, found.caption if found else ""])
     fixed += (2 if len(study.series) <= FEW_SERIES else 3) * len(table.rows)
     for most in range(NAMED, 0, -1):  # fewer claims in a sentence if the page is full

@@ -18,7 +18,7 @@ from stability.training.draws import generator_for, in_mode
 
 VALIDATION_SEED = 0
 CHUNK = 64
-TIMED = 16  # examples of a timed validation: of each it takes as long as a chunk to a quarter
+TIMED = 16  # examples of a timed validation; a whole chunk may take less time for each
 Sums = tuple[float, ...]
 Spread = Callable[[Callable[[Examples], Sums], Sequence[Examples]], Iterable[Sums]]
 CELLS = 1 << 22  # most unigram logits in memory at once

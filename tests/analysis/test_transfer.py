@@ -215,6 +215,7 @@ def test_mechanisms_at_two_sizes_are_compared_and_at_three_make_a_law(tmp_path, 
     assert not [claim for claim in judge(study) if claim.statement.endswith(": ")]  # a remark is no row of claims
     front = next(assembly.pieces(study))
     assert next(piece.name for piece in front if isinstance(piece, Picture)) == ("nll" if is_compared else "transfer")
+    assert assembly.first_figure(study) == ("nll.pdf" if is_compared else "transfer.pdf")  # what a sweep's end names
     alone = write_sizes(tmp_path / "alone", *words)
     assert assembly.question(alone).startswith("Which learning rate at a larger size?")
 
