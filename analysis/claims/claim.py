@@ -180,6 +180,25 @@ def judge_mean(claim: Claim, values: Sequence[float], holds_if: int, unit: str, 
     return word_claim(replace(judged, p=p_of_bounds(values, values)))
 
 
+def require_both(claim: Claim, second: Claim) -> Claim:
+    """Return a claim with a verdict only if a second rule, the one at an equal share of the learning, has it too.
+
+    Both tests must reject, so the larger p-value is theirs together. Where they disagree, the second's interval is the
+    one that decides.
+    """
+    decided = ("holds", "contradicted")
+    if claim.verdict not in decided:
+        return claim
+    p_value = math.nan if math.isnan(claim.p + second.p) else max(claim.p, second.p)
+    if second.verdict == claim.verdict:
+        return replace(claim, p=p_value)
+    claim = replace(claim, interval=f"at an equal share {second.interval}")
+    if second.verdict in decided:  # each rule has its own verdict, the opposite of the other's
+        return replace(claim, verdict="undecided", differences=(), p=max(p_value, 1.0))
+    more_runs, differences = second.more_runs, second.differences
+    return replace(claim, verdict=second.verdict, differences=differences, more_runs=more_runs, p=p_value)
+
+
 def correct(claims: Sequence[Claim], primary: tuple[str, ...] = ()) -> list[Claim]:
     """Return claims with Holm's correction over all comparisons with a p-value.
 

@@ -6,29 +6,31 @@
   NLL decides.
 
 The first two concern the largest stable learning rate, per seed: the rate at which the NLL leaves 5 % of the best,
-interpolated between two rates. Gates are also judged by the largest rate with a stable verdict, known to one grid step.
+interpolated between two rates. A verdict needs the rate at an equal share of what was learned, too: both must agree.
+Gates are also judged by the largest rate with a stable verdict, known to one grid step.
 The annexes (B.2 to B.4, D) are silent on the largest rates for recurrent mixers. Rules as in `analysis.claims.judging`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.claims.at_best_rate import best, divergences
-from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, sentence, word_claim
+from analysis.claims.claim import TOOLKIT, Claim, decline_pair, judge_sign, require_both, sentence, word_claim
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import find_measures as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.numbers.at_best_rate import Bounds
+from analysis.numbers.common_windows import equal_share
 from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide_with_lost, p_of_agreement
 from analysis.numbers.learning import reasons_untrained, say_lacking
 from analysis.numbers.mixers import (
     PLAIN,
-    Edges,
     bracket_by_nll,
     common_of,
     edge_by_nll,
@@ -37,6 +39,7 @@ from analysis.numbers.mixers import (
     numbers_of,
 )
 from analysis.numbers.spread import p_of_bounds
+from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -50,23 +53,8 @@ LOWER_NLL = (
 )
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A definition of the largest stable learning rate.
-
-    Attributes:
-        find: bounds by seed.
-        bracket: bounds by seed without interpolation.
-        said: description in words.
-    """
-
-    find: Edges
-    bracket: Edges
-    said: str
-
-
-BY_NLL = Edge(edge_by_nll, bracket_by_nll, "the rate at which the NLL leaves 5 % of the best")
-BY_VERDICT = Edge(edge_by_verdict, edge_by_verdict, "the largest rate that ended stable")
+BY_NLL = "the rate at which the NLL leaves 5 % of the best"
+BY_VERDICT = "the largest rate that ended stable"
 NEEDS_NORM = "Sigmoid attention needs a norm after it (annex B.1.2): with one"
 GATES = "Gating tolerates learning rates 30 % higher (annex D.7)"
 
@@ -95,8 +83,8 @@ def _judge_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, 
         if lacking := _lacking(study, (gated, plain), shortfalls, f"{GATES}: {gated}"):
             yield lacking
             continue
-        for edge in (BY_NLL, BY_VERDICT):
-            yield _edge_claim(study, f"{GATES}: {edge.said}, {gated}", (gated, plain), edge, HIGHER_BY_GATES)
+        for said in (BY_NLL, BY_VERDICT):
+            yield _edge_claim(study, f"{GATES}: {said}, {gated}", (gated, plain), said, HIGHER_BY_GATES)
     by_mechanism = {row["mechanism"]: series for series, row in rows.items() if not row["variant"]}
     yield from _language_claims(study, by_mechanism, shortfalls)
 
@@ -135,13 +123,50 @@ def _lacking(study: Study, pair: tuple[str, str], shortfalls: Mapping[str, str],
     return decline_pair(f"trained {other}", statement, (other, plain), say_lacking(study, few), TOOLKIT)
 
 
-def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
+class _Edges(NamedTuple):
+    """One series' edges by seed: bounds, and the rates between which they lie without interpolation."""
+
+    bounds: dict[int, Bounds]
+    brackets: dict[int, Bounds]
+
+
+def _edges_by_nll(study: Study, found: SeriesWindows) -> _Edges:
+    return _Edges(edge_by_nll(study, found), bracket_by_nll(found))
+
+
+def _edge_claim(study: Study, statement: str, pair: tuple[str, str], said: str, factor: float) -> Claim:
     """Judge whether the first series is stable up to ``factor`` times the second's largest rate.
 
+    ``said``: the edge's definition, `BY_NLL` or `BY_VERDICT`. A verdict by NLL needs the edge at an equal share of what
+    was learned, too.
+    """
+    if said == BY_VERDICT:
+        known = [edge_by_verdict(study, name) for name in pair]
+        return word_claim(_compare_edges(statement, pair, said, factor, [_Edges(each, each) for each in known]))
+    sides = [_edges_by_nll(study, windows(study)[name]) for name in pair]
+    claim, equal = _compare_edges(statement, pair, said, factor, sides), equal_share(study, *pair)
+    if equal is None:
+        return word_claim(claim)
+    second = _compare_edges(statement, pair, said, factor, [_edges_by_nll(study, equal.found), sides[1]])
+    note = f"At an equal share of what was learned ({100 * equal.share:.0f} %): {second.effect} ({second.interval})."
+    claim = require_both(claim, second)
+    return word_claim(replace(claim, note=f"{note} {claim.note}".strip()) if claim.n > 1 else claim)
+
+
+def _compare_edges(statement: str, pair: tuple[str, str], said: str, factor: float, sides: Sequence[_Edges]) -> Claim:
+    """Return the claim on one definition of the edges, without its text.
+
     Seeds in which both diverged everywhere are left out. A factor of 1 requires more than `TIE_DECADES`.
+
+    Args:
+        statement: the claim in its own terms.
+        pair: names of both series.
+        said: the edge's definition.
+        factor: the claimed ratio.
+        sides: both series' edges.
     """
     other, plain = pair
-    own, base = (edge.find(study, name) for name in pair)
+    own, base = (side.bounds for side in sides)
     seeds = [seed for seed in sorted(own.keys() & base.keys()) if math.isfinite(max(own[seed][0], base[seed][0]))]
     needed = math.log10(factor)
     lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
@@ -157,27 +182,25 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     verdict = judge_sign(direction)
     more_runs, is_resolved = None, True
     if direction and not lost:
-        is_resolved, more_runs = _resolve([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
+        is_resolved, more_runs = _resolve([side.brackets for side in sides], seeds, needed, lows, highs)
     verdict = verdict if is_resolved else "unresolved"
     asked = f", {factor:g} times is claimed" if factor != 1.0 else ""
     medians = f"{_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
     note = f"In {plural(lost, 'seed')} one of the two has none at all." if lost else ""
-    return word_claim(
-        Claim(
-            subject,
-            "no claim" if n < 2 else verdict,
-            statement=statement,
-            n=n,
-            effect=effect if seeds else "",
-            interval=f"{kind}: {known}" if n > 1 else "",
-            paper=TOOLKIT,
-            finding=f"largest stable learning rate of {other} over {plain}'s{asked} ({edge.said}): {medians}",
-            note=note,
-            test=("edge", edge.said, f"{factor:g}", other, plain),
-            p=(p_of_agreement if lost else p_of_bounds)(lows, highs, tie),
-            differences=tuple(lows) if lows == highs else (),
-            more_runs=more_runs,
-        )
+    return Claim(
+        subject,
+        "no claim" if n < 2 else verdict,
+        statement=statement,
+        n=n,
+        effect=effect if seeds else "",
+        interval=f"{kind}: {known}" if n > 1 else "",
+        paper=TOOLKIT,
+        finding=f"largest stable learning rate of {other} over {plain}'s{asked} ({said}): {medians}",
+        note=note,
+        test=("edge", said, f"{factor:g}", other, plain),
+        p=(p_of_agreement if lost else p_of_bounds)(lows, highs, tie),
+        differences=tuple(lows) if lows == highs else (),
+        more_runs=more_runs,
     )
 
 

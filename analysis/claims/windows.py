@@ -13,7 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, sentence, signed, verdict_of, word_claim
+from analysis.claims.claim import (
+    CONSENSUS,
+    Claim,
+    bounds,
+    interval_text,
+    require_both,
+    sentence,
+    signed,
+    verdict_of,
+    word_claim,
+)
 from analysis.drawing.tables import limit_text, width_text
 from analysis.numbers.common_windows import EqualShare, common_windows, equal_share
 from analysis.numbers.comparison import (
@@ -167,11 +177,7 @@ def window_claim(
 
 
 def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) -> tuple[Claim, str]:
-    """Return the claim with a verdict only if the windows at an equal share have it too, and a sentence on these.
-
-    Both tests must reject, so the larger p-value is theirs together. Where they disagree, the interval at the equal
-    share is the one that decides.
-    """
+    """Return the claim with a verdict only if the windows at an equal share have it too, and a sentence on these."""
     (name, _), (other, theirs) = named
     verdict = verdict_of(result)
     said = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
@@ -182,15 +188,8 @@ def _agree(claim: Claim, result: Comparison, equal: EqualShare, named: Named) ->
     interval = interval_text(result.interval, result.n, "decades")
     words = ", ".join(filter(None, (_difference(result), interval, said.get(verdict, "undecided"))))
     claim = replace(claim, equal=words)
-    if claim.verdict not in ("holds", "contradicted"):
-        return claim, note
-    p_value = math.nan if math.isnan(claim.p + result.p) else max(claim.p, result.p)
-    if verdict == claim.verdict:
-        return replace(claim, p=p_value), note
-    claim = replace(claim, interval=f"at an equal share {interval}")
-    if verdict in ("holds", "contradicted"):  # each rule has its own verdict, the opposite of the other's
-        return replace(claim, verdict="undecided", differences=(), p=max(p_value, 1.0)), note
-    return replace(claim, verdict=verdict, differences=result.differences, more_runs=result.more_runs, p=p_value), note
+    second = replace(claim, verdict=verdict, interval=interval, differences=result.differences, p=result.p)
+    return require_both(claim, replace(second, more_runs=result.more_runs)), note
 
 
 def word_with_notes(claim: Claim, notes: list[str]) -> Claim:

@@ -6,13 +6,13 @@ Uses `analysis.numbers.at_best_rate`, and finds each mechanism's largest stable 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from analysis.numbers import at_best_rate
 from analysis.numbers.at_best_rate import Bounds, Numbers
-from analysis.numbers.windows import outcomes, windows
+from analysis.numbers.windows import SeriesWindows, outcomes
 from analysis.study.load import ENDED, Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
@@ -21,7 +21,6 @@ from analysis.words import shorten
 PLAIN = "sa"
 ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # compared with it in other sections and claims
 NEVER: Bounds = (-math.inf, -math.inf)  # no rate was stable
-Edges = Callable[[Study, str], dict[int, Bounds]]
 
 
 def compares_mixers(study: Study) -> bool:
@@ -59,14 +58,14 @@ def find_plain(numbers: Mapping[str, Numbers]) -> Numbers:
     return next(each for each in numbers.values() if each.name == PLAIN)
 
 
-def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
-    """Return bounds by seed on log10 of the stable window's upper edge.
+def edge_by_nll(study: Study, own: SeriesWindows) -> dict[int, Bounds]:
+    """Return bounds by seed on log10 of the upper edge of a series' windows.
 
-    At the edge the NLL leaves 5 % of the seed's best. `NEVER` if all runs diverged. Other seeds without a window are
-    left out.
+    At the edge of an own window the NLL leaves 5 % of the seed's best. `NEVER` if all runs diverged. Other seeds
+    without a window are left out.
     """
-    table, found = outcomes(study, series), {}
-    for seed, each in windows(study)[series].by_seed.items():
+    table, found = outcomes(study, own.series), {}
+    for seed, each in own.by_seed.items():
         if each is not None:
             found[seed] = (math.log10(each.high.lr), math.log10(each.high.furthest_lr))
         elif np.isposinf(table[seed]).all():
@@ -74,11 +73,11 @@ def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
     return found
 
 
-def bracket_by_nll(study: Study, series: str) -> dict[int, Bounds]:
+def bracket_by_nll(own: SeriesWindows) -> dict[int, Bounds]:
     """Return by seed log10 of the two rates between which `edge_by_nll` lies, without interpolation."""
     return {
         seed: (math.log10(each.high.inside_lr), math.log10(each.high.outside_lr))
-        for seed, each in windows(study)[series].by_seed.items()
+        for seed, each in own.by_seed.items()
         if each is not None
     }
 

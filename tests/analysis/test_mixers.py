@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from analysis.claims import judging
-from analysis.claims.mixers import BY_NLL, reading
+from analysis.claims.mixers import reading
 from analysis.drawing.style import RC
 from analysis.numbers.mixers import edge_by_nll, edge_by_verdict, groups, numbers_of
+from analysis.numbers.windows import windows
 from analysis.report import build, summary
 from analysis.sections.mixers import figures, mixer_tables
 from analysis.study.load import load
@@ -80,9 +81,11 @@ def statements(folder):
 
 def test_edges_are_those_worked_out_by_hand(tmp_path):
     study = load(write_mixers(tmp_path, shift=lambda kind, seed: 0.0))
-    assert edge_by_nll(study, "sa") == {seed: pytest.approx((edge(SA), edge(SA))) for seed in range(3)}
+    assert edge_by_nll(study, windows(study)["sa"]) == {seed: pytest.approx((edge(SA), edge(SA))) for seed in range(3)}
     assert edge(SA) == pytest.approx(-2 + 1 / 6) and edge(HIGHER) == pytest.approx(-1.5)
-    assert edge_by_nll(study, "sigmoid") == {seed: pytest.approx((-2, -1)) for seed in range(3)}, "next to a divergence"
+    assert edge_by_nll(study, windows(study)["sigmoid"]) == {seed: pytest.approx((-2, -1)) for seed in range(3)}, (
+        "next to a divergence"
+    )
     assert edge_by_verdict(study, "sigmoid") == {seed: pytest.approx((-2, -1)) for seed in range(3)}
     assert edge_by_verdict(study, "sa") == {seed: pytest.approx((-1, math.inf)) for seed in range(3)}
 
@@ -94,8 +97,8 @@ def test_a_seed_without_a_stable_rate_has_no_edge_and_a_missing_one_says_nothing
     runs.loc[(runs["mechanism"] == "sigmoid") & (runs["seed"] == 0) & (runs["lr"] == 1e-3), "status"] = "failed"
     write_table(path, "runs", runs.to_dict("records"))
     study, never = load(folder), (-math.inf, -math.inf)
-    for edges in (edge_by_nll, edge_by_verdict):
-        assert edges(study, "sigmoid") == {1: never, 2: never}
+    by_nll = edge_by_nll(study, windows(study)["sigmoid"])
+    assert by_nll == edge_by_verdict(study, "sigmoid") == {1: never, 2: never}
 
 
 def test_the_claims_of_the_annexes_are_computed(tmp_path):
@@ -140,6 +143,17 @@ def test_a_norm_is_needed_where_the_edge_lies_lower_without_it(tmp_path):
     assert next(iter(statements(base_has_it).values())).verdict == "holds", "the base is the one with the norm"
 
 
+def test_a_gate_that_learns_less_needs_the_edge_at_an_equal_share_of_the_learning(tmp_path):
+    """5 % of a best NLL of 2.8 is never left; 8 % of its learning, as much as 5 % is for sa, is left below 10^−2."""
+    kinds = {"sa": (2.0, 4.1, 4.1), "gated_softmax": (2.8, 2.93, 2.93)}
+    found = statements(write_mixers(tmp_path, kinds, shift=lambda kind, seed: 0.0))
+    claim = next(each for statement, each in found.items() if "5 % of the best" in statement)
+    ratio = 10 ** ((0.4 / 12) / 0.13 - 0.1 / 2.1)
+    assert claim.effect.startswith("×89.62 to ×") and claim.verdict == "unresolved", "within one bracket of a decade"
+    assert claim.interval == f"at an equal share 95 %: ×{ratio:.2f} to ×{ratio:.2f}"
+    assert f"At an equal share of what was learned (8 %): ×{ratio:.2f} (95 %: ×{ratio:.2f}" in claim.text
+
+
 def test_without_a_norm_every_run_diverges(tmp_path):
     found = statements(write_mixers(tmp_path, KINDS | {"sigmoid": (math.inf,) * 3}))
     (claim,) = (each for statement, each in found.items() if "B.1.2" in statement)
@@ -177,7 +191,7 @@ def test_seeds_that_disagree_leave_a_claim_undecided(tmp_path):
     write_table(path, "runs", runs.to_dict("records"))
     claim = next(each for statement, each in statements(write).items() if "5 % of the best" in statement)
     assert claim.verdict == "undecided" and claim.text.startswith("Undecided: needs more than 100 seeds")
-    assert BY_NLL.find(load(write), "gated_softmax")[0] == pytest.approx((-1.5, -1.5))
+    assert edge_by_nll(load(write), windows(load(write))["gated_softmax"])[0] == pytest.approx((-1.5, -1.5))
 
 
 def test_the_reading_counts_divergences_first_and_leaves_comparisons_to_the_table(tmp_path):
