@@ -11,7 +11,8 @@ from stability.printable import visible
 
 # characters missing in LaTeX's own encodings; all others pass
 SYMBOLS = {
-    "α_max": r"$\alpha_{\max}$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ε": r"$\varepsilon$",
+    "α_max": r"$\alpha_{\max}$", "λ_max": r"$\lambda_{\max}$",
+    "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ε": r"$\varepsilon$",
     "η": r"$\eta$", "θ": r"$\theta$", "κ": r"$\kappa$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "μ": r"$\mu$",
     "ν": r"$\nu$", "ξ": r"$\xi$", "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "Φ": r"$\Phi$",
     "∇": r"$\nabla$", "∞": r"$\infty$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "·": r"$\cdot$",

@@ -171,7 +171,8 @@ def mechanism_legend(
     ]
     handles += extras
     columns = legend_columns(handles)
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.2, columnspacing=1.6)
+    length = 2.2 if len({s.dashes for s in styles.values()}) == 1 else 3.6  # a marker hides a short line's gaps
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=length, columnspacing=1.6)
     # more than two rows would shrink the panels: the figure becomes taller instead
     further = max(0, math.ceil(len(handles) / columns) - ROWS_FORESEEN)
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,7 +203,7 @@ def to_html(text: str) -> str:
         out = out.replace(mark, sign)
     if "$" in out:
         out = _powers(out.replace("$", ""))
-    return out.replace("α_max", "α<sub>max</sub>")
+    return re.sub("([αλ])_max", r"\1<sub>max</sub>", out)
 
 
 def _powers(text: str) -> str:

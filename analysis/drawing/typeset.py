@@ -16,7 +16,7 @@ ROWS_KEPT_TOGETHER = 16
 LONG_TITLE = 60  # characters; longer ones are set smaller
 LONG_NAME = 11  # a heading's word with more characters may break
 BREAKS = re.compile("[=,_]")  # break after one of these
-TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
+TERMS = {"α_max": "α#sub[max]", "λ_max": "λ#sub[max]", "log10": "log#sub[10]"}
 
 
 @dataclass(frozen=True)

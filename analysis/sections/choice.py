@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEST, OWN, against_reference
-from analysis.numbers.first_failure import Failure, first_failure, highest_exploded, share_lost, worse_failures
+from analysis.numbers.at_best_rate import numbers_of
+from analysis.numbers.first_failure import Failure, highest_exploded, worse_failures
 from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.spread import Spread
 from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import VALIDATION, Window, windows
 from analysis.study.load import Study
@@ -19,37 +21,83 @@ from stability.runs.words import EXPLODED
 BEST_NLL = f"{BEST} NLL"
 UNDECIDED = "undecided against {}"
 MOST_NAMED = 36  # characters of names in a list
+MOST_REFERENCES = 2
 
 
-def choose(study: Study) -> list[str]:
+def choose(study: Study, *, is_long: bool = False) -> list[str]:
     """Return which mechanism has the lowest NLL at its best rate, and which the widest own window.
 
-    The verdicts are those of the comparisons with the reference (`claims.reference`). [] if the series have more than
-    one reference, or fewer than two of them learned.
+    The verdicts are those of the comparisons with the reference (`claims.reference`). With two references, e.g. of two
+    widths, each has its own sentences. [] with more, or if fewer than two series of a reference learned.
+
+    Args:
+        study: the study.
+        is_long: whether the rate that costs less than 5 % and the widest window's time of a step follow.
     """
     lacking, plain = reasons_untrained(study), references(study)
-    names = [name for name in study.series if not lacking[name] and (name in plain or name in plain.values())]
-    found = {name: each.median for name, each in windows(study).items() if name in names}
-    known = {name: each for name, each in found.items() if each is not None}
-    if len(set(plain.values())) != 1 or len(known) < 2 or compares_losses(study):
+    known = {name: each.median for name, each in windows(study).items() if each.median and not lacking[name]}
+    of_reference = {reference: [name for name in known if plain.get(name) == reference] for reference in plain.values()}
+    if len(of_reference) > MOST_REFERENCES or compares_losses(study):
         return []
-    reference = next(iter(plain.values()))
+    texts = []
+    for reference, others in of_reference.items():
+        if reference in known and others:
+            texts += _choose_beside(study, reference, {name: known[name] for name in (reference, *others)}, is_long)
+    return texts
+
+
+def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is_long: bool) -> list[str]:
+    """Return the choice among a reference and the series compared with it.
+
+    Args:
+        study: the study.
+        reference: its name.
+        known: the windows of the reference and of these series.
+        is_long: as of `choose`.
+    """
     judged = judge(study)
     compared = against_reference(judged)
     nlls, widths = (
-        {name: compared[name][quantity] for name in known if quantity in compared.get(name, {})}
+        {name: compared[name][quantity] for name in known if name != reference and quantity in compared.get(name, {})}
         for quantity in (BEST_NLL, OWN)
     )
-    if reference not in known or not nlls:
+    if not nlls:
         return []
     direct = _compare_directly(judged, "best")
-    lowest = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
-    lowest = lowest.replace(" (", f" at {lr_text(known[lowest.partition(' (')[0]].best_lr)} (", 1)
-    if study.runs["lr"].nunique() == 1 or not widths:
-        return [f"Lowest NLL: {lowest}."]
-    direct = _compare_directly(judged, "own")
-    widest = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)
-    return [f"Lowest NLL: {lowest}.", f"Widest own window: {widest}."]
+    lowest, why = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
+    upper = upper_edge(known[lowest]) if is_long else ""
+    texts = [f"Lowest NLL: {lowest} at {lr_text(known[lowest].best_lr)} ({why}){upper and '; ' + upper}."]
+    if study.runs["lr"].nunique() > 1 and widths:
+        direct = _compare_directly(judged, "own")
+        widest, why = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)
+        cost = _say_time(study, widest, lowest) if is_long else ""
+        texts.append(f"Widest own window: {widest} ({why}){cost}.")
+    return texts
+
+
+def _say_time(study: Study, series: str, other: str) -> str:
+    """Return how long a series' step takes beside another's; "" where unknown or the same.
+
+    Args:
+        study: the study.
+        series: name of the series.
+        other: name of the other.
+    """
+    found = numbers_of(study, {series: series, other: other}, {})
+    ours, theirs = (Spread.of(found[name].step_s.values()) for name in (series, other))
+    if series == other or not (ours.n and theirs.n):
+        return ""
+    return f"; its step takes {ours.median / theirs.median:.2g} times {other}'s"
+
+
+def upper_edge(found: Window) -> str:
+    """Return the upper edge of an own window in words; "" if that is the best rate itself."""
+    if found.high.lr == found.best_lr:
+        return ""
+    what = "keeps half of the learning" if found.keeps_half else "costs < 5 %"
+    whys = {"open": ", the largest swept,", "unmeasured": ", the last with a result,"}
+    rate = power(found.high.lr) if found.high.kind == "interpolated" else lr_text(found.high.lr)
+    return f"up to {rate}{whys.get(found.high.kind, '')} {what}"
 
 
 def _compare_directly(claims: Sequence[Claim], kind: str) -> dict[frozenset[str], Claim]:
@@ -72,8 +120,8 @@ def _lead(
     order: Callable[[str], float],
     words: tuple[str, str],
     direct: Mapping[frozenset[str], Claim],
-) -> str:
-    """Return the series in front with the verdicts that put it there, e.g. "sa (undecided against sw; sc higher)".
+) -> tuple[str, str]:
+    """Return the series in front and the verdicts that put it there, e.g. "undecided against sw; sc higher".
 
     Args:
         reference: the series that all others are compared with.
@@ -110,7 +158,7 @@ def _lead(
     told += [text.format(_list(names)) for text, names in groups.items()]
     if rest := [name for name in apart if name not in ahead and name not in beside]:
         told.append(f"not compared with {_list(rest)}")
-    return f"{front} ({'; '.join(told)})"
+    return front, "; ".join(told)
 
 
 def _order_pair(claim: Claim, front: str, words: tuple[str, str]) -> str:
@@ -130,7 +178,9 @@ def _list(names: Sequence[str]) -> str:
 
 
 def breaks(study: Study, series: Sequence[str]) -> str:
-    """Return what ends each own window at its upper side, and the first rate at which a run fails.
+    """Return what ends each own window at its upper side, and the more severe failures beyond the first.
+
+    The first failure is a column of the first page's table.
 
     Args:
         study: the study.
@@ -140,17 +190,15 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     known = {name: each for name in series if name in ends and (each := found[name].median) is not None}
     if study.runs["lr"].nunique() == 1 or not known:
         return ""
-    said = [f"where {what} ({', '.join(parts)})" for what, parts in _by_outcome(ends, list(known)).items()]
+    said = [f"{what} ({', '.join(parts)})" for what, parts in _by_outcome(ends, list(known)).items()]
+    parts = [f"What ends the own windows, at the next rate swept: {'; '.join(said)}."] if said else []
     opened = [name for name in known if ends[name][1].reason == "end of the grid"]
-    said += [f"not within the rates swept ({_list(opened)})"] if opened else []
-    parts = [f"Own windows end {'; '.join(said)}."] if said else []
+    parts += [f"Not ended within the rates swept: {_list(opened)}."] if opened else []
     failed: dict[str, list[str]] = {}
     for name, each in known.items():
-        failed.setdefault(", ".join(_failures(study, name, each)), []).append(name)
-    never = [_unfailed(study, name, known[name]) for name in failed.pop("", [])]
-    first = [f"{_list(names)} at {text}" for text, names in failed.items()]
-    parts += [f"First to fail: {'; '.join(first)}."] if first else []
-    parts += [f"Without a failure: {', '.join(never)}."] if never else []
+        failed.setdefault(", ".join(_worse_failures(study, name, each)), []).append(name)
+    worse = [f"{_list(names)} at {text}" for text, names in failed.items() if text]
+    parts += [f"Worse at larger rates: {'; '.join(worse)}."] if worse else []
     return " ".join(parts)
 
 
@@ -159,8 +207,7 @@ def _by_outcome(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> di
     found: dict[str, dict[float, list[str]]] = {}
     for end, name in ((ends[name][1], name) for name in names):
         if end.of:
-            is_or_are = "is" if end.runs == 1 else "are"
-            what = f"{is_or_are} stable with a higher NLL" if end.reason == "slow" else end.reason
+            what = "have a higher NLL" if end.reason == "slow" else end.reason
             outcome = f"{end.runs} of {plural(end.of, 'run')} {what}"
             found.setdefault(outcome, {}).setdefault(end.lr, []).append(name)
     return {
@@ -169,12 +216,8 @@ def _by_outcome(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> di
     }
 
 
-def _failures(study: Study, series: str, found: Window) -> list[str]:
-    """Return the first failure above the best rate, then each more severe one; [] if no run fails."""
-    first = first_failure(study, series, found)
-    if first is None:
-        return []
-    return [_failure_text(study, series, each) for each in (first, *worse_failures(study, series, found))]
+def _worse_failures(study: Study, series: str, found: Window) -> list[str]:
+    return [_failure_text(study, series, each) for each in worse_failures(study, series, found)]
 
 
 def _failure_text(study: Study, series: str, failure: Failure) -> str:
@@ -186,8 +229,3 @@ def _failure_text(study: Study, series: str, failure: Failure) -> str:
 
 def _short(nll: float) -> str:
     return f"{nll:.3g}" if nll < 1000 else power(nll)
-
-
-def _unfailed(study: Study, series: str, found: Window) -> str:
-    lost = share_lost(study, series, found)
-    return series if lost is None else f"{series} ({100 * lost[1]:.0f} % of the learning lost at {lr_text(lost[0])})"

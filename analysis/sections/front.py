@@ -23,7 +23,7 @@ from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.study.naming import SPELLED
+from analysis.study.naming import spell
 from analysis.study.once import once_per_study
 from analysis.words import join_words, lr_text, plural
 from stability.runs.words import EXPLODED, LEARNED_NOTHING
@@ -47,7 +47,8 @@ ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
     "steps; line: median of the finite ones; triangles with their number: steps without positive curvature (α_max is "
     "∞) or without descent (0). Above the dashed line (shaded) the training's own step lowers its batch's loss, to "
-    "second order. α_max is no recommended rate: training at a larger rate leads to flatter places."
+    "second order. α_max is no recommended rate: training at a larger rate leads to flatter places, and it may lie far "
+    "above the rate of a run that learned nothing."
 )
 CURVES_CAPTION = (
     "Training loss against step by learning rate, averaged over a twentieth of the run: median over seeds, ending "
@@ -91,7 +92,7 @@ def _sentences(study: Study, most: int) -> list[str]:
     Of more than `FEW_SERIES`, the table alone says what breaks first. ``most``: claims named in a sentence.
     """
     broken = breaks(study, study.series) if len(study.series) <= FEW_SERIES else ""
-    return list(filter(None, (" ".join(choose(study)), broken, *sentences(study, most))))
+    return list(filter(None, (" ".join(choose(study, is_long=True)), broken, *sentences(study, most))))
 
 
 def _make_table(study: Study) -> Table:
@@ -156,14 +157,12 @@ def describe_runs(study: Study) -> str:
     ended = join_words(f"{counts[status]} {status}" for status in ENDS if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
-    short = dict.fromkeys([*shown["mechanism"], *runs["objective"]])
-    names = [f"{name}: {SPELLED[name]}" for name in short if name in SPELLED]
     weights = wording.weights(study)
     said = [
         f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
         f"{of}; {ended or 'none diverged'}.",
         f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
-        f"{'; '.join(names)}." if names else "",
+        spell([*shown["mechanism"], *runs["objective"]]),
     ]
     return " ".join(filter(None, said))

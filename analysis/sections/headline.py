@@ -21,7 +21,7 @@ from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
 from analysis.numbers.spread import MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import transfer
-from analysis.sections.choice import choose
+from analysis.sections.choice import choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
@@ -142,8 +142,11 @@ def title(study: Study) -> str:
             _upper_bracket(study, reached[name])[1].removeprefix("between ").replace(" and ", "–")
             for name in (base, furthest)
         ]
-        more = f", with {shorten_variant(study, furthest)} to {places[1]}" if furthest != base else ""
-        return f"{question} {limit}? {base} to {places[0]}{more}"
+        if len(set(places)) == 1:
+            return f"{question} {limit}? {join_words(dict.fromkeys((base, furthest)))} to {places[0]}"
+        is_variant = furthest.startswith(f"{base} ")
+        more = f", with {shorten_variant(study, furthest)}" if is_variant else f", {furthest}"
+        return f"{question} {limit}? {base} to {places[0]}{more} to {places[1]}"
     groups: dict[tuple[float, str], list[str]] = {}
     for name in sorted(reached, key=lambda name: reached[name].high.lr):
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
@@ -341,7 +344,10 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         start = unlearned(study, series)
         parts = [f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f})", seeds]
         return "; ".join(filter(None, parts))
-    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", f"{word} for a window" if word else _upper(found)]
+    parts = [
+        f"take {lr_text(found.best_lr)}{_end_of_grid(found)}",
+        f"{word} for a window" if word else upper_edge(found),
+    ]
     failure = first_failure(study, series, found)
     lost = None if failure or found.open_high else share_lost(study, series, found)
     at_end = "" if lost is None else f"at {lr_text(lost[0])} {100 * lost[1]:.0f} % of the learning is lost"
@@ -359,13 +365,3 @@ def _end_of_grid(found: Window) -> str:
     if low and high:
         return " (the only rate swept)"
     return " (the smallest swept: try smaller ones)" if low else " (the largest swept: try larger ones)" if high else ""
-
-
-def _upper(found: Window) -> str:
-    """Return the upper edge of the own window; "" if that is the best rate itself."""
-    if found.high.lr == found.best_lr:
-        return ""
-    what = "keeps half of the learning" if found.keeps_half else "costs < 5 %"
-    whys = {"open": ", the largest swept,", "unmeasured": ", the last with a result,"}
-    rate = power(found.high.lr) if found.high.kind == "interpolated" else lr_text(found.high.lr)
-    return f"up to {rate}{whys.get(found.high.kind, '')} {what}"

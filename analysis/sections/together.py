@@ -13,10 +13,12 @@ from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, Look, looks, lr_axis, panel_grid
 from analysis.numbers.windows import is_any_finite, outcomes
 from analysis.sections import headline, transfer
+from analysis.sections.choice import choose
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.naming import spell
 from analysis.study.unlearned import frequency_nll
 from analysis.words import wrap
 
@@ -44,8 +46,20 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     with matplotlib.rc_context(RC):
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
-    answers = box([f"{study.name}: {headline.title(study)}." for study in compared])
-    return answers + picture + shown([headline.comparison_table(compared)])
+    return box(_answers(compared)) + picture + shown([headline.comparison_table(compared)])
+
+
+def _answers(studies: Sequence[Study]) -> list[str]:
+    """Return each study's answer and its choice; a question that all share stands once, before them."""
+    titles = [headline.title(study).partition("? ") for study in studies]
+    questions = {question for question, _, _ in titles}
+    shared = f"{questions.pop()}?" if len(questions) == 1 else ""
+    told = []
+    for study, (question, mark, answer) in zip(studies, titles, strict=True):
+        said = answer if shared else f"{question}{mark}{answer}"
+        told.append(" ".join([f"{study.name} ({wording.data(study) or 'data not recorded'}): {said}.", *choose(study)]))
+    names = [name for study in studies for name in (*study.runs["mechanism"], *study.runs["objective"])]
+    return list(filter(None, (shared, *told, spell(names))))
 
 
 def curves(studies: Sequence[Study]) -> Figure | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -22,6 +22,7 @@ NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope
 NAMED_IF_UNUSUAL = {"sc": ("step",)}  # further ones that are named only where they are unusual
 # Full names of abbreviated mechanisms and objectives.
 SPELLED = {
+    "attentionx": "each value less the attention's output (consensus discrepancy)",
     "sa": "softmax self-attention", "sc": "self-consensus", "mix": "layers of self-attention, then of self-consensus",
     "sw": "sliding-window attention", "ca": "cross-attention", "cc": "cross-consensus",
     "fasa": "frequency-aware sparse attention", "fox": "attention with a forget gate (Forgetting Transformer)",
@@ -33,6 +34,12 @@ SPELLED = {
     "mlm": "masked language model", "ar": "next-token prediction", "multitrack": "masked tracks of a protein",
 }  # fmt: skip
 BLIND = "(blind)"  # suffix for mechanisms that hardly or never distinguish a text from its mirror image
+
+
+def spell(names: Iterable[str]) -> str:
+    """Return the full names of abbreviated mechanisms and objectives as one sentence; "" for none."""
+    found = [f"{name}: {SPELLED[name]}" for name in dict.fromkeys(names) if name in SPELLED]
+    return f"{'; '.join(found)}." if found else ""
 
 
 def name_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import matplotlib
+import pandas as pd
 import pytest
 
 from analysis.claims.claim import Claim
@@ -19,7 +20,7 @@ from analysis.sections.headline import MOST_LINES, answer, answer_table
 from analysis.sections.nll_figures import nll_figure
 from analysis.sections.overview import trouble_table
 from analysis.study.load import load
-from tests.analysis.synthetic import write_study
+from tests.analysis.synthetic import write_study, write_table
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
 FINE = tuple(10 ** (place / 8 - 4) for place in range(33))  # fine enough to resolve the windows
@@ -57,6 +58,36 @@ def test_what_is_undecided_is_one_clause(tmp_path):
     nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.0, 0.29), "sw": vee(2.0, 0.3), "mix": vee(2.0, 0.3)}
     scattered = study_of(tmp_path, nlls, rates=RATES, noise=(0.0, 0.1, 0.2))
     assert choose(scattered)[1].count("undecided against") == 1
+
+
+def test_the_first_page_has_the_limit_of_the_rate_and_the_price_of_the_wider_window(tmp_path):
+    """sa's NLL leaves 5 % of 2.0 a third of a decade above 1e-2; sc's step takes twice as long."""
+    nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.1, 0.1)}
+    nll = lambda name, lr, seed: nlls[name](math.log10(lr)) + 0.001 * seed  # noqa: E731
+    folder = write_study(tmp_path, mechanisms=list(nlls), lrs=FINE, seeds=3, nll=nll)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs["step_s"] = runs["mechanism"].map({"sa": 0.02, "sc": 0.04})
+    write_table(path, "runs", runs.to_dict("records"))
+    study = load(folder)
+    lowest, widest = choose(study, is_long=True)
+    assert lowest == "Lowest NLL: sa at 1e-2 (sc higher: supported); up to 2.2e-2 costs < 5 %."
+    assert widest == "Widest own window: sc (wider than sa: supported); its step takes 2 times sa's."
+    assert choose(study)[1].endswith("(wider than sa: supported).")
+
+
+def test_two_references_have_a_choice_each(tmp_path):
+    """Of two norms, each with its own sa."""
+    folder = write_study(
+        tmp_path, mechanisms=["sa", "sc"], lrs=FINE, seeds=3, settings=({"norm": "layernorm"}, {"norm": "rmsnorm"}),
+        nll=lambda name, lr, seed: {"sa": 2.0, "sc": 2.1}[name] + 0.3 * abs(math.log10(lr) + 2) + 0.001 * seed,
+    )  # fmt: skip
+    said = choose(load(folder))
+    assert [text for text in said if text.startswith("Lowest")] == [
+        "Lowest NLL: sa layernorm at 1e-2 (undecided against sa rmsnorm; sc layernorm higher: supported).",
+        "Lowest NLL: sa rmsnorm at 1e-2 (sc rmsnorm higher: supported).",
+    ]
+    assert sum(text.startswith("Widest") for text in said) == 2
 
 
 def test_two_seeds_only_indicate_a_choice(tmp_path):
@@ -108,8 +139,8 @@ def test_the_terminal_has_the_choice_in_its_lines(tmp_path):
 def test_an_unclipped_study_says_at_which_rate_it_explodes_and_how_far(tmp_path):
     study = study_of(tmp_path, {"sa": (2.2, 2.0, 3.3, 167.0)}, noise=(0.0, 0.0, 0.0))
     assert breaks(study, study.series) == (
-        "Own windows end where 3 of 3 runs learned nothing (sa at 1e-1). First to fail: sa at 1e-1 (3 of 3 learned nothing), "
-        "1e0 (3 of 3 exploded, NLL up to 167 at 1e0)."
+        "What ends the own windows, at the next rate swept: 3 of 3 runs learned nothing (sa at 1e-1). "
+        "Worse at larger rates: sa at 1e0 (3 of 3 exploded, NLL up to 167 at 1e0)."
     )
     assert "at 1e-1 it learns nothing; at 1e0 it explodes" in " ".join(answer(study).split())
     assert "3 exploded and 3 learned nothing." in describe_runs(study)
@@ -121,7 +152,12 @@ def test_an_unclipped_study_says_at_which_rate_it_explodes_and_how_far(tmp_path)
 
 def test_a_spike_is_a_failure(tmp_path):
     study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 2.5)}, statuses={("sa", 1e-1, 1): ("spiked", "planted")})
-    assert "First to fail: sa at 1e-1 (1 of 3 spiked)." in breaks(study, study.series)
+    table = answer_table(study)
+    assert table.rows[0][table.header.index("first failure")].text == "1e-1: 1/3 spiked"
+    assert (
+        breaks(study, study.series)
+        == "What ends the own windows, at the next rate swept: 2 of 3 runs have a higher NLL (sa at 1e-1)."
+    )
 
 
 def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
@@ -131,8 +167,9 @@ def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     column = table.header.index("first failure")
     assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "none"]
     assert "at 1e0 95 % of the learning is lost" in " ".join(answer(study).split())
-    assert breaks(study, study.series).endswith(
-        "Without a failure: sa (95 % of the learning lost at 1e0), sc (2 % of the learning lost at 1e0)."
+    assert breaks(study, study.series) == (
+        "What ends the own windows, at the next rate swept: 3 of 3 runs have a higher NLL (sa at 1e-1). "
+        "Not ended within the rates swept: sc."
     )
 
 

@@ -211,7 +211,7 @@ def test_what_was_run_counts_runs_and_spells_names_out(tmp_path):
 def test_every_mechanism_with_an_abbreviated_name_is_spelled_out():
     from analysis.study.naming import SPELLED
 
-    words = {"attentionx", "bigbird", "gated_deltanet", "gated_softmax", "longformer", "sigmoid", "sparse_transformer",
+    words = {"bigbird", "gated_deltanet", "gated_softmax", "longformer", "sigmoid", "sparse_transformer",
              "two_way"}  # fmt: skip
     assert set(Registry("mechanisms").names()) == {*words, *SPELLED} - {"mlm", "ar", "multitrack"}
 
@@ -316,7 +316,12 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
     other = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "gla": (2.1, 1.9, 2.0, 2.4)}, rates=RATES)
     pieces = assembly.comparison([load(quick), other])
     boxed, picture, table = pieces
-    assert isinstance(boxed, Boxed) and [text.partition(":")[0] for text in boxed.paragraphs] == ["quick", "synthetic"]
+    assert isinstance(boxed, Boxed)
+    question, *answers, names = boxed.paragraphs
+    assert question.startswith("How far can the learning rate be pushed within 5 % of") and question.endswith("?")
+    assert [text.partition(" (")[0] for text in answers] == ["quick", "synthetic"]
+    assert all("How far" not in text and "Lowest NLL: " in text for text in answers)
+    assert "gla: gated linear attention" in names
     assert isinstance(picture, Picture) and len(picture.figure.axes) == 2
     assert isinstance(table, Table) and [row[0].text for row in table.rows] == ["sa", "sc", "mix", "sw", "sa", "gla"]
     assert [row[0].detail for row in table.rows] == ["quick", "", "", "", "synthetic", ""]
@@ -328,6 +333,17 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
         *(f"tables/together-the-studies-side-by-side.{suffix}" for suffix in ("csv", "md", "tex", "parquet")),
     }
     assert assembly.comparison([other]) == ()
+
+
+def test_another_mechanism_that_goes_as_far_is_no_variant_of_the_reference(tmp_path):
+    """An ablation's title ranks its series; a rate that both reach stands once."""
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "attentionx": (2.2, 1.95, 2.4, 3.1)}
+    folder = write_study(
+        tmp_path, mechanisms=list(nlls), lrs=RATES, seeds=3, settings=({"variant": ""}, {"variant": "mask_diagonal=true"}),
+        nll=lambda name, lr, seed: nlls[name][RATES.index(lr)] + 0.001 * seed,
+    )  # fmt: skip
+    said = title(load(folder))
+    assert said.startswith("How far") and ", with attentionx" not in said and "sa and " in said
 
 
 def test_one_rate_has_a_ranking_and_no_window(tmp_path):
