@@ -11,6 +11,7 @@ from scipy.special import stdtr, stdtrit
 
 SEED_RANGE = "smallest and largest over the seeds, from nine seeds on a 95 % interval of the median"
 MEDIAN_RULE = f"Second line: {SEED_RANGE}"
+FEW_RULE, FEWEST_FOR_MEDIANS = "Second line: smallest and largest over the seeds", 9
 MEAN_RULE = "Second line: Student-t 95 % interval of the mean (n ≥ 3) or smallest and largest (n = 2)"
 
 

@@ -18,7 +18,7 @@ from analysis.study.reference import compares_losses, references
 from analysis.words import join_words, lr_text, plural, power
 from stability.runs.words import EXPLODED
 
-BEST_NLL = f"{BEST} NLL"
+BEST_NLL, LOWEST = f"{BEST} NLL", "Lowest NLL"
 UNDECIDED = "undecided against {}"
 MOST_NAMED = 36  # characters of names in a list
 MOST_REFERENCES = 2
@@ -32,14 +32,15 @@ def choose(study: Study, *, is_long: bool = False) -> list[str]:
 
     Args:
         study: the study.
-        is_long: whether the rate that costs less than 5 % and the widest window's time of a step follow.
+        is_long: whether the rate that costs less than 5 % and the widest window's time of a step follow, if there is
+            one reference.
     """
     lacking, plain = reasons_untrained(study), references(study)
     known = {name: each.median for name, each in windows(study).items() if each.median and not lacking[name]}
     of_reference = {reference: [name for name in known if plain.get(name) == reference] for reference in plain.values()}
     if len(of_reference) > MOST_REFERENCES or compares_losses(study):
         return []
-    texts = []
+    texts, is_long = [], is_long and len(of_reference) == 1
     for reference, others in of_reference.items():
         if reference in known and others:
             texts += _choose_beside(study, reference, {name: known[name] for name in (reference, *others)}, is_long)
@@ -66,7 +67,7 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
     direct = _compare_directly(judged, "best")
     lowest, why = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
     upper = upper_edge(known[lowest]) if is_long else ""
-    texts = [f"Lowest NLL: {lowest} at {lr_text(known[lowest].best_lr)} ({why}){upper and '; ' + upper}."]
+    texts = [f"{LOWEST}: {lowest} at {lr_text(known[lowest].best_lr)} ({why}){upper and '; ' + upper}."]
     if study.runs["lr"].nunique() > 1 and widths:
         direct = _compare_directly(judged, "own")
         widest, why = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)

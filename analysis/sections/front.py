@@ -17,7 +17,7 @@ from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.choice import breaks, choose
-from analysis.sections.headline import SPREAD_TOLD, answer_table, best_series
+from analysis.sections.headline import answer_table, best_series, spread_told, title
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences
@@ -41,6 +41,7 @@ TELLING = (
 ENDS = ("diverged", EXPLODED, "spiked", LEARNED_NOTHING, "failed", "running", "interrupted", "stopped", "queued")
 FEW_SERIES = 4
 LINE = 110  # characters
+TITLE_LINE, TITLE_LINES = 60, 2  # characters; lines of a title for which there is room
 MOST_LINES, MOST_LINES_LOW = 35, 39  # lines of text on the first page beside a figure of full height, a lower one
 ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
 ALPHA_CAPTION = (
@@ -72,7 +73,10 @@ def first_page(study: Study, find: Find) -> Pieces:
     is_of_sizes = transfer.leads(study)
     table: Table = transfer.first_table(study) if is_of_sizes else _make_table(study)
     found, runs, last = find(list_first(study)), describe_runs(study), provenance_line(study)
-    fixed = _count_lines([runs, last, table.caption, found.caption if found else ""])
+    title_lines = math.ceil(len(title(study)) / TITLE_LINE)
+    fixed = 2 * max(0, title_lines - TITLE_LINES) + _count_lines(
+        [runs, last, table.caption, found.caption if found else ""]
+    )
     fixed += (2 if len(study.series) <= FEW_SERIES else 3) * len(table.rows)
     for most in range(NAMED, 0, -1):  # fewer claims in a sentence if the page is full
         said = transfer.sentences(study) if is_of_sizes else _sentences(study, most)
@@ -101,7 +105,7 @@ def _make_table(study: Study) -> Table:
     if len(best_series(study)) == len(study.series):
         return table
     rows = tuple(tuple(replace(cell, detail="") for cell in row) for row in table.rows)
-    return replace(table, rows=rows, caption=table.caption.replace(f"{SPREAD_TOLD} ", "Intervals and "))
+    return replace(table, rows=rows, caption=table.caption.replace(f"{spread_told([study])} ", "Intervals and "))
 
 
 def _draw_best_series(study: Study, found: Picture | None, *, is_low: bool) -> Picture | None:

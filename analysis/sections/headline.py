@@ -18,7 +18,7 @@ from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
 from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
-from analysis.numbers.spread import MEDIAN_RULE, Spread
+from analysis.numbers.spread import FEW_RULE, FEWEST_FOR_MEDIANS, MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import transfer
 from analysis.sections.choice import choose, upper_edge
@@ -199,7 +199,7 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     names = list(series) or best_series(study)
     unit = ", rates in multiples of each optimizer's own" if study.is_in_multiples else ""
     others = len(study.series) - len(names)
-    more = f"{others} further series: appendix." if others else ""
+    more = " ".join(filter(None, (spread_told([study]), others and f"{others} further series: appendix.")))
     rows = [rows_of(study, names)]
     told = f"NLL: {wording.words(study).nll}."
     return _table(f"Best learning rates{unit}", rows, told, limits(study, names, "its"), more)
@@ -216,7 +216,7 @@ def comparison_table(studies: Sequence[Study]) -> Table:
     texts = zip(*(limits(study, best_series(study), "its") for study in studies), strict=True)
     own, common = (" or ".join(dict.fromkeys(each)) for each in texts)
     told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
-    return _table("The studies side by side", found, told, (own, common), "")
+    return _table("The studies side by side", found, told, (own, common), spread_told(studies))
 
 
 def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -241,7 +241,12 @@ FAILURE_TOLD = (
     "First failure: first rate above the best at which a run diverged, exploded (NLL above the untrained model's), "
     "learned nothing or spiked; without one, the share of the learning lost at the last rate."
 )
-SPREAD_TOLD = f"Medians. {MEDIAN_RULE}."
+
+
+def spread_told(studies: Sequence[Study]) -> str:
+    """Return what a cell's value and its second line are; ``studies``: those of the table."""
+    most = max(study.runs["seed"].nunique() for study in studies)
+    return f"Medians. {MEDIAN_RULE if most >= FEWEST_FOR_MEDIANS else FEW_RULE}."
 
 
 def _table(
@@ -268,7 +273,6 @@ def _table(
         FAILURE_TOLD if FAILURE in names else "",
         "Step: time of a training step, by the runs’ own clocks." if STEP in names else "",
         RATIO_TOLD if RATIO in names else "",
-        SPREAD_TOLD,
         more,
     ]
     return Table(

@@ -13,7 +13,7 @@ from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, Look, looks, lr_axis, panel_grid
 from analysis.numbers.windows import is_any_finite, outcomes
 from analysis.sections import headline, transfer
-from analysis.sections.choice import choose
+from analysis.sections.choice import LOWEST, choose
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study import wording
@@ -50,16 +50,22 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
 
 
 def _answers(studies: Sequence[Study]) -> list[str]:
-    """Return each study's answer and its choice; a question that all share stands once, before them."""
+    """Return each study's answer and its lowest NLLs; a question that all share stands once, before them."""
     titles = [headline.title(study).partition("? ") for study in studies]
     questions = {question for question, _, _ in titles}
     shared = f"{questions.pop()}?" if len(questions) == 1 else ""
     told = []
     for study, (question, mark, answer) in zip(studies, titles, strict=True):
         said = answer if shared else f"{question}{mark}{answer}"
-        told.append(" ".join([f"{study.name} ({wording.data(study) or 'data not recorded'}): {said}.", *choose(study)]))
+        told.append(
+            " ".join([f"{study.name} ({wording.data(study) or 'data not recorded'}): {said}.", *_lowest(study)])
+        )
     names = [name for study in studies for name in (*study.runs["mechanism"], *study.runs["objective"])]
     return list(filter(None, (shared, *told, spell(names))))
+
+
+def _lowest(study: Study) -> list[str]:
+    return [text for text in choose(study) if text.startswith(LOWEST)]
 
 
 def curves(studies: Sequence[Study]) -> Figure | None:
@@ -69,7 +75,7 @@ def curves(studies: Sequence[Study]) -> Figure | None:
     if not drawn:
         return None
     styles = common_looks(drawn)
-    figure, axes = panel_grid(len(drawn), min(PANELS_PER_ROW, len(drawn)), 2.0, 0.6)
+    figure, axes = panel_grid(len(drawn), min(PANELS_PER_ROW, len(drawn)), 1.5, 0.6)
     for ax, study in zip(axes, drawn, strict=True):
         unigram = frequency_nll(study.runs)
         nll_limits(ax, tables[study], unigram)
