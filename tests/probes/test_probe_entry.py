@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import numpy as np
@@ -14,7 +16,7 @@ from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
-from stability.probes.layers import observing
+from stability.probes.layers import measuring, observing
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.measuring import layer_inputs, list_missing_phases, measure, read_held_out
 from stability.probes.layers.observing import mixers
@@ -113,6 +115,27 @@ def test_another_protocol_is_measured_anew_and_changes_the_numbers(trained, chan
     assert list_missing_phases(directory, other) == ["earliest"]
     list(measure(directory, other, cache_dir=lab.cache))
     assert not table(directory, "filter", "earliest").equals(old)
+
+
+def settings_by_probe():
+    """What the descriptions say: the settings of each probe of a checkpoint, named in parentheses."""
+    found = []
+    for name, field in ProbeSpec.model_fields.items():
+        for inside in re.findall(r"\(([^)]*)\)", field.description or ""):
+            found += [(name, what) for what in re.split(r"[,;]\s*", inside) if what in measuring.TABLES]
+    return found
+
+
+NETWORK = [("seed", "pdmm")]  # of PDMM's own network, which is printed and not stored
+
+
+def test_a_setting_of_a_probe_is_part_of_its_protocol():
+    assert {"sequences", "lengths", "bits", "budgets", "outlier_log_range", "products"} <= {
+        name for name, _ in settings_by_probe()
+    }
+    for name, what in settings_by_probe():
+        spec = ProbeSpec.model_construct(what=what, ckpt="x")
+        assert (name in json.loads(measuring.protocol_of(spec))) == ((name, what) not in NETWORK), (name, what)
 
 
 def test_singular_values_of_queries_and_keys_are_kept_for_every_phase(trained, capsys):

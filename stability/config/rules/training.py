@@ -64,6 +64,7 @@ def graphs_replay_one_pass(recipe: AbstractRecipe) -> None:
 
 
 def microbatch_is_a_part(recipe: AbstractRecipe) -> None:
+    """Refuse a microbatch that is no part of the batch; it need not divide it, the last one is smaller."""
     if recipe.microbatch is not None and recipe.microbatch >= recipe.batch:
         raise ValueError(
             f"microbatch={recipe.microbatch} must be below batch={recipe.batch}; microbatch=null uses the whole batch"

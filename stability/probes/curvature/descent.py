@@ -241,7 +241,7 @@ class Descent:
         return {name: param.grad for name, param in self.params.items() if param.grad is not None}
 
     def _set_gradient(self, gradient: Tensors) -> float:
-        """Set the optimizer's gradient, clipped as in training; return the clipping factor."""
+        """Set the optimizer's gradient, clipped by one factor as in training (`Devices.clip`); return that factor."""
         for name, tensor in gradient.items():
             self.params[name].grad = tensor
         norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.clip_norm)

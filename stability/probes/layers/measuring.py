@@ -54,7 +54,10 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
-    """Return the settings behind the numbers, as canonical JSON for the files' metadata."""
+    """Return the settings behind the numbers, as canonical JSON for the files' metadata.
+
+    Numbers are not measured again if only a setting outside it differs.
+    """
     fields = {
         "spectra": ("sequences", "probes", "products", "seed"),
         "pdmm": ("sequences",),

@@ -96,7 +96,11 @@ class Devices(ABC):
 
     @abstractmethod
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to the norm ``limit`` if above it; return their previous norm."""
+        """Scale the gradients down to the norm ``limit`` if above it; return their previous norm.
+
+        α_max assumes this single factor (`stability.probes.curvature.descent`), as do the logged share of clipped steps
+        and `guards_can_act`.
+        """
 
     @abstractmethod
     def all_true(self, is_so: bool) -> bool:
