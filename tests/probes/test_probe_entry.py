@@ -133,6 +133,7 @@ NETWORK = {
     "rho",
     "averaging",
     "iterations",
+    "reports_dir",
 }  # of PDMM's own, which is printed, not stored
 
 
