@@ -62,7 +62,8 @@ def main(figure: str) -> None:
     axes.plot(lengths, losses, label="loss along the step")
     axes.plot(lengths, losses[0] + lengths * result.slope + lengths**2 * result.curvature / 2, "--", label="parabola")
     axes.axvline(result.alpha_max, color="black", linewidth=0.8)
-    axes.annotate("α_max", (result.alpha_max, min(losses)), xytext=(4, -4), textcoords="offset points")
+    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}  # on top, where no line is
+    axes.annotate("α_max", (result.alpha_max, 1), xytext=(4, -12), **place)
     axes.set(xlabel="learning rate α", ylabel="L(θ + αu), nats")
     axes.legend()
     Path(figure).parent.mkdir(parents=True, exist_ok=True)

@@ -77,9 +77,9 @@ def _files(family: str) -> tuple[str, ...]:
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
     """Return ``did you mean 'sc'? (choices: …)``: the closest choice, then all if they fit in a line."""
-    close = [choice for choice in choices if choice.startswith(f"{name}_")] or difflib.get_close_matches(
-        str(name), choices, n=1, cutoff=0.5
-    )
+    near = difflib.get_close_matches(str(name), choices, cutoff=0.5)
+    longer = [choice for choice in choices if choice.startswith(f"{name}_")]
+    close = longer or [choice for choice in near if choice.startswith(str(name))] or near  # adam: adamw, not radam
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
     listing = f"choices: {', '.join(shown) if shown else 'none'}"
     if not close:

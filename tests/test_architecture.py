@@ -37,6 +37,7 @@ TORCH_FREE = [
     "stability.cli.compose",
     "stability.cli.publish",
     "stability.cli.subjects",
+    "stability.__main__",
     "stability.sweep",
     "stability.hessian",
     "stability.probe",

@@ -135,11 +135,12 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     )
     title = f"Median α_max and % stable steps, {state_text(state)}, {PHASES.get(phase, phase)}"
     known = count[count["outcome"].isin(COUNTED)].groupby(["series", "run_lr"])
+    counts = [(count_range(known.size()), "run"), (count_range(known["steps"].sum()), "step")]
+    each = ", ".join(f"{number} {noun}{'s' * (number != '1')}" for number, noun in counts)
     brief = (
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
         "the share of steps with α_max above the training LR (bold: highest of the row); each cell over "
-        f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
-        f"{pale}{rule}.{list_diverged(count, series)}{absent} {how}"
+        f"{each}. {pale}{rule}.{list_diverged(count, series)}{absent} {how}"
     )
     return replace(make_table(title, caption, series, body), brief=brief)
 

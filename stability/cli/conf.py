@@ -240,10 +240,8 @@ def describe_unknown_key(key: str, known: tuple[str, ...], chosen: Mapping[str, 
             other = f"{group}={chosen[group]}" if group in chosen else "the chosen one"
             likely = PREFERRED if PREFERRED in owners else owners[0]
             add = "" if group in chosen else f"; add {group}={likely}"
-            return (
-                f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, "
-                f"{other} has not{add}"
-            )
+            listed = " and ".join(filter(None, (", ".join(owners[:-1]), owners[-1])))
+            return f"{key}: {group}={listed} {'has' if len(owners) == 1 else 'have'} this setting, {other} has not{add}"
     return f"{key}: unknown key; {near_misses(key, known)}"
 
 

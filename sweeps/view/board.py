@@ -18,7 +18,7 @@ from rich.text import Text
 from stability.printable import visible
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
 from stability.runs.words import EXPLODED, LEARNED_NOTHING, ShareWords, is_exploded
-from sweeps.progress import STALLED, Progress, Row
+from sweeps.progress import CURVATURE, SAMPLES, STALLED, Progress, Row
 
 STYLES = {
     "running": "cyan",
@@ -280,8 +280,13 @@ class Lines:
         if time.monotonic() - self._told_at < PROGRESS_S and self._num_ended - self._ended_then < step:
             return
         self._told_at, self._ended_then = time.monotonic(), self._num_ended
-        at = ", ".join(f"{row.trial.label} at {row.step}/{row.num_steps}" for row in progress.rows if row.running)
+        at = ", ".join(_place(row) for row in progress.rows if row.running)
         self._say("; ".join(filter(None, (f"so far {counts_line(progress)}", left_text(progress), at))))
+
+
+def _place(row: Row) -> str:
+    after = f", {row.phase}" if row.phase in (CURVATURE, SAMPLES) else ""
+    return f"{row.trial.label} at {row.step}/{row.num_steps}{after}"
 
 
 def _number(value: float | None, form: str) -> str:

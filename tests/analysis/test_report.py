@@ -218,6 +218,11 @@ def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
         assert words in printed
 
 
+def test_cells_of_one_run_are_counted_as_one_run(tmp_path):
+    study = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, alpha=lambda *_: [0.1, 0.2])
+    assert "each cell over 1 run, 2 steps. " in " ".join(summary(study).split())
+
+
 def test_figures_are_written_as_files_twice_the_same(tmp_path):
     study = write_study(tmp_path, **SMALL, alpha=quickstart_alpha)
     names = [path.name for path in write_figures(study, tmp_path / "a")]

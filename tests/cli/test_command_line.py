@@ -224,7 +224,11 @@ def test_the_shim_touches_nothing_else():
         (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
         (["lr=abc"], "lr=abc: no such choice and no rate like 1e-3; choices: edge"),
         (["lr="], "lr=: takes a rate like 1e-3, a list like [1e-4,1e-3], or one name; choices: edge"),
-        (["data.path=x.txt"], "the chosen one has not; add data=text"),
+        (
+            ["data.path=x.txt"],
+            "data=dna, images, pairs, protein and text have this setting, the chosen one has not; add data=text",
+        ),
+        (["optimizer=adam"], "optimizer=adam: no such choice; did you mean 'adamw'?"),
         (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
         (
             ["curvature.state=paper"],

@@ -111,3 +111,18 @@ def test_h_imports_no_torch():
     code = "import sys, runpy\nsys.argv = ['sweep', '-h', 'mechanism=mix']\ntry:\n    runpy.run_module('stability.sweep', run_name='__main__')\nexcept SystemExit as end:\n    assert end.code == 0\nassert 'torch' not in sys.modules"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (out.returncode, out.stderr) == (0, "") and "mechanism.mix.pattern=[sa,sc]" in out.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("help",)])
+def test_the_package_itself_lists_its_commands(words):
+    command = [sys.executable, "-m", "stability", *words]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = [line.split()[2].removeprefix("stability.") for line in out if line.startswith("python -m ")]
+    assert listed == list(SPECS) and max(map(len, out)) <= WIDTH
+    assert any(line.endswith(" measure α_max.") for line in out)
+
+
+def test_a_command_typed_after_the_package_is_told_how_it_is_written():
+    command = [sys.executable, "-m", "stability", "sweep", "lr=range"]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (out.returncode, out.stderr) == (2, "error: sweep: a command is written python -m stability.sweep\n")

@@ -183,6 +183,19 @@ def test_a_log_hears_of_the_whole_when_a_minute_has_passed(tmp_path, monkeypatch
     )
 
 
+def test_a_log_says_of_a_trained_run_that_its_curvature_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("sweeps.view.board.PROGRESS_S", 0.0)
+    trial, console = fakes.make_trial(tmp_path, curvature={}), plain_console()
+    with LiveView([trial], console=console, is_done=lambda trial: False) as view:
+        running(trial)
+        view._refresh()
+        fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
+        view._refresh()
+    told = [line for line in console.file.getvalue().splitlines() if line.startswith("so far")]
+    assert any(line.endswith("; sa lr=0.01 seed=0 at 2/4") for line in told)
+    assert told[-1].endswith("; sa lr=0.01 seed=0 at 4/4, curvature")
+
+
 def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
     view = LiveView([fakes.make_trial(tmp_path)], console=terminal(20, width=30))
     assert len(drawn(view)) == 3

@@ -164,8 +164,8 @@ def _ratios(rows: pd.DataFrame) -> list[str]:
         if len(paper) and len(plain):
             ratio = f"{paper.median() / plain.median():.2g} times that of state plain"
             sentences.append(
-                f"lr={lr:g}: state paper (the warm-up of 5.2.1) has a median α_max {ratio} (finite positive steps, "
-                f"n={len(paper)} and {len(plain)})"
+                f"lr={lr:g}: state paper (the consensus paper's warm-up) has a median α_max {ratio} (finite positive "
+                f"steps, n={len(paper)} and {len(plain)})"
             )
     return sentences
 
@@ -193,8 +193,9 @@ def _verdict(part: Any, lr: float) -> str:
     )
     if math.isinf(low):
         return f"lr={lr:g}: {word}. Along nine steps in ten the curvature is not positive and limits no rate"
+    half = "any rate" if math.isinf(median) else f"{median:.3g}"
     return (
-        f"lr={lr:g}: {word}. Half of the steps allow {median:.3g}, nine in ten {low:.3g} ({low / lr:.2g} times the "
+        f"lr={lr:g}: {word}. Half of the steps allow {half}, nine in ten {low:.3g} ({low / lr:.2g} times the "
         "rate asked about)"
     )
 
