@@ -12,7 +12,7 @@ from stability.cli.words import Invocation
 from stability.config.deployment import DeploySpec
 from stability.config.run import RunSpec
 from stability.plan.runs import RunPlan, read_spec
-from stability.printable import print_notes, print_text
+from stability.printable import print_notes, print_text, shell_text
 from stability.runs.directory import RunDirectory, step_of
 from stability.runs.phases import TERMINAL, phases
 
@@ -121,11 +121,13 @@ def _next(out: Path, run: RunSpec, place: Path) -> str:
 
     kind = Tokens.of_json((out / TOKENS).read_text(encoding="utf-8")).kind
     if kind != NUMBERS and not num_context_of(run.objective):
-        return f"python -m stability.infer dir={out} text='…'"
-    text = f"stability.deployed.load('{out}') in Python; infer answers for no model of objective={run.objective.name}"
+        return f"python -m stability.infer {shell_text(f'dir={out}')} text='…'"
+    text = (
+        f"stability.deployed.load({str(out)!r}) in Python; infer answers for no model of objective={run.objective.name}"
+    )
     if run.objective.name != "sentence_pairs":
         return text
-    return f"{text}; sentence embeddings: python -m stability.embed mode=export ckpt={place} out=…"
+    return f"{text}; sentence embeddings: python -m stability.embed mode=export {shell_text(f'ckpt={place}')} out=…"
 
 
 def _describe(out: Path, manifest: dict[str, Any]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -10,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
 
+PLAIN_WORD = re.compile(r"[\w@%+=:,./\[\]-]+")  # a shell takes such a word as it is
 JOINERS = "\u200c\u200d"  # required by Persian, Indic scripts and emoji; they move no other character
 
 
@@ -33,6 +36,11 @@ def _is_shown(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def shell_text(*words: object) -> str:
+    """Return words for a shell: those with spaces, braces or quotes are quoted, ``mechanism=[sa,sc]`` is not."""
+    return " ".join(text if PLAIN_WORD.fullmatch(text) else shlex.quote(text) for text in map(str, words))
 
 
 def line_of(error: object, number: int = 0) -> str:

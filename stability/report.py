@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stability.cli.compose import read
-from stability.cli.entry import run_entry
+from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
 from stability.cli.words import Invocation
 from stability.config.entries import ReportSpec
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     spec = read(ReportSpec, Invocation.of(argv))
     from stability.runs.study import StudyFolder
 
-    studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
+    studies = StudyFolder.find_all(spec.runs_dir, spec.name)
+    check_writable("reports_dir", spec.reports_dir)  # now, not after all studies are drawn
     alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
     folder = spec.reports_dir if alone else None
     known = [

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     spec = read(TransferSpec, Invocation.of(argv))
     from stability.runs.study import StudyFolder
 
-    studies = [collect_and_load(StudyFolder.find(spec.runs_dir, name)) for name in spec.name]
+    studies = [collect_and_load(study) for study in StudyFolder.find_all(spec.runs_dir, spec.name)]
     with seldom_collected():
         from analysis.sections.transfer import describe
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
+from stability.printable import shell_text
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.sink import failure_file
 from stability.runs.sinks import SINKS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 Sinks = dict[str, dict[str, Any]]  # a sweep's sinks: settings by name
+MOST_REASONS = 3  # of failed runs that a sweep prints at its end; `stability.status` has a line for each run
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
 
 
@@ -156,7 +158,7 @@ def run(
             say(view.summary())
     failed = [*refused, *left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
-    _report(console, outcome, spec.retry)
+    _report(console, outcome, spec)
     _report_sinks(console, [trial for trial in pending if trial.sinks])
     return outcome
 
@@ -285,21 +287,21 @@ def _add_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[T
     ]
 
 
-def _report(console: Console, outcome: Outcome, retry: str) -> None:
-    """Print failed runs with their traceback files, and the commands to continue."""
+def _report(console: Console, outcome: Outcome, spec: SweepSpec) -> None:
+    """Print each reason of failed runs with a traceback file, and the commands to continue."""
+    groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in outcome.failures:
-        print_line(
-            console,
-            f"failed {failure.label} ({failure.run_id}): {failure.reason}\n"
-            f"{f'  at {failure.place}' + chr(10) if failure.place else ''}  traceback: {failure.traceback_file}",
-        )
-    if outcome.failures:
-        print_line(
-            console,
-            "the same command tries the failed runs again"
-            if retry == "failed"
-            else "retry=failed tries the failed runs again",
-        )
+        groups.setdefault((failure.reason, failure.place), []).append(failure)
+    for (reason, place), (first, *others) in [*groups.items()][:MOST_REASONS]:
+        more = f" and {len(others)} more" if others else ""
+        lines = [f"failed {first.label} ({first.run_id}){more}: {reason}", *([f"  at {place}"] if place else [])]
+        print_line(console, "\n".join([*lines, f"  traceback: {first.traceback_file}"]))
+    if len(groups) > MOST_REASONS:
+        words = shell_text(f"name={spec.name}", f"runs_dir={spec.runs_dir}")
+        print_line(console, f"{len(groups) - MOST_REASONS} other reasons: python -m stability.status {words}")
+    if groups:
+        same = "the same command" if spec.retry == "failed" else "retry=failed"
+        print_line(console, f"{same} tries the failed runs again")
     if outcome.interrupted:
         print_line(console, HINT)
 

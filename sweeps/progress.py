@@ -15,7 +15,7 @@ from typing import Any
 
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, mtime_ns, read_tail
 from stability.runs.lock import RunLock
-from stability.runs.words import Words, shown_state
+from stability.runs.words import Words, is_exploded, shown_state
 from sweeps.standing import standing_s
 from sweeps.trial import Trial, variants
 
@@ -222,13 +222,22 @@ class Progress:
     def best(self) -> dict[str, tuple[float, float, int]]:
         """Return per variant its best (validation NLL, learning rate, number of seeds).
 
-        The score of a learning rate is its median (`medians`).
+        The score of a learning rate is its median (`medians`). A variant that diverged or exploded at each has none.
         """
         points = {
-            variant: [(nll, lr, count) for lr, (nll, count) in rates.items()]
+            variant: min((nll, lr, count) for lr, (nll, count) in rates.items())
             for variant, rates in self.medians().items()
         }
-        return {variant: min(each) for variant, each in points.items() if math.isfinite(min(each)[0])}
+        return {
+            variant: best
+            for variant, best in points.items()
+            if math.isfinite(best[0]) and not is_exploded(best[0], self.untrained_nll(variant))
+        }
+
+    def untrained_nll(self, variant: str) -> float:
+        """Return the NLL of a variant's untrained model, the highest of its runs; NaN if not recorded."""
+        rows = (row for row in (*self.rows, *self._earlier) if row.variant == variant)
+        return max((row.init_nll for row in rows if row.init_nll is not None), default=math.nan)
 
     def medians(self) -> dict[str, dict[float, tuple[float, int]]]:
         """Return per variant and learning rate (median validation NLL, number of ended seeds).

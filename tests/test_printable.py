@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import io
+import shlex
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +18,7 @@ from analysis.drawing.traces import to_html
 from analysis.drawing.typeset import Cell, Table, literal
 from analysis.report import _to_text
 from stability import generate
-from stability.printable import line_of, print_text, visible
+from stability.printable import line_of, print_text, shell_text, visible
 from stability.runs.directory import RunDirectory
 from sweeps.view.board import board, print_line
 from sweeps.view.study_view import StudyView
@@ -188,3 +190,30 @@ def test_a_studys_tables_hold_no_cell_that_is_marked_as_text(tmp_path):
 )
 def test_an_error_without_text_is_named_by_its_class(error, first, last):
     assert (line_of(error), line_of(error, -1)) == (first, last)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "data.path=my corpus.txt",
+        "search.space.optimizer.adamw.beta2={low:0.9,high:0.99}",
+        "~ablate.sc",
+        "name=it's",
+        "runs_dir=$HOME/läufe",
+        "text=",
+        "",
+        "a&b",
+        "data.path=a\\b",
+    ],
+)
+def test_a_shell_reads_a_printed_word_as_it_was(word):
+    assert shlex.split(shell_text("python", word)) == ["python", word]
+    # bash's own reading of it, and of no plain word
+    line = f"printf '%s\\n' {shell_text(word)}"
+    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{word}\n"
+
+
+def test_a_plain_word_and_a_list_stay_as_they_are_typed():
+    words = ["mechanism=[sa,sc]", "lr=[1e-4,1e-3]", "optimizer.sgd.momentum=0.9", "++x=läufe", "reports_dir=/a-b/c"]
+    assert shell_text(*words) == " ".join(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -207,10 +208,11 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
     assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
     assert (tmp_path / "one" / "small.pdf").exists()
     assert (tmp_path / "two" / "small.pdf").exists()
+    copied = shutil.copytree(lab.pool / "studies" / "small", lab.pool / "studies" / "copied")
     assert (
         report.main(
             [
-                f"name=[small,{lab.pool / 'studies' / 'small'}]",
+                f"name=[small,{copied}]",
                 "together=both",
                 "format=[pdf,files]",
                 f"runs_dir={lab.pool}",
@@ -219,7 +221,7 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
         )
         == 0
     )
-    assert {path.name for path in (tmp_path / "three").iterdir()} == {"both.pdf", "both", "small"}
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {"both.pdf", "both", "small", "copied"}
     assert (tmp_path / "three" / "both" / "tables" / "together-the-studies-side-by-side.csv").exists()
     words = ["name=small", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'four'}"]
     assert report.main([*words, "format=[html,files]"]) == 0

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from stability import report
 from stability.config.identity import run_id
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
@@ -50,6 +51,20 @@ def test_the_rate_of_a_larger_model_is_printed_with_its_interval(pool, capsys):
     assert "sa standard: the best rate moves by -0.30 decades" in text and "a doubling of width (drifts)" in text
     assert "sa standard at width 256: take 1.0e-3 (80 %: 7.1e-4 to 1.4e-3)" in text
     assert "sa mup at width 256: take 1.6e-2 (80 %: 1.1e-2 to 2.3e-2)" in text
+
+
+def test_two_studies_of_one_name_are_refused_as_their_files_and_rows_would_be_taken_for_each_others(pool):
+    words, twice = [f"runs_dir={pool}"], "two studies named wide; give one, or rename its folder"
+    with pytest.raises(ValueError, match=twice):
+        main([f"name=[wide,{pool / 'studies' / 'wide'}]", "target.width=256", *words])
+    with pytest.raises(ValueError, match=twice):
+        report.main(["name=[wide,wide]", "together=both", *words])
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_read(pool, capsys):
+    with pytest.raises(RuntimeError, match="reports_dir=/proc/none: nothing can be written there"):
+        report.main(["name=wide", f"runs_dir={pool}", "reports_dir=/proc/none"])
+    assert not capsys.readouterr().out
 
 
 def test_what_cannot_be_predicted_is_said_with_exit_code_0(pool, capsys):

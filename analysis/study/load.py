@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import multiples, naming
-from stability.printable import line_of, visible
+from stability.printable import line_of, shell_text, visible
 from stability.runs.older import YOUNGER, OlderFile, is_older_study
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, own_columns
 
@@ -248,7 +248,7 @@ def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if found is None or not _is_throughput(found):
-        again = f"`python -m benchmarks.throughput {study_dir}` writes it again"
+        again = f"`python -m benchmarks.throughput {shell_text(study_dir)}` writes it again"
         raise ValueError(f"{path} holds no throughput of version {THROUGHPUT_VERSION}: {again}")
     return found | {"rows": [row | {"series": renamed.get(row["series"], row["series"])} for row in found["rows"]]}
 
@@ -283,12 +283,13 @@ def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
 
 def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
     """Return the command that writes one table."""
+    place = shell_text(f"ckpt={study_dir}")
     if name in OPTIONAL["generation"]:
-        return f"python -m stability.generate ckpt={study_dir}"
+        return f"python -m stability.generate {place}"
     if name in OPTIONAL["probes"]:
-        return f"python -m stability.probe what={PROBE_OF.get(name, name)} ckpt={study_dir}"
+        return f"python -m stability.probe what={PROBE_OF.get(name, name)} {place}"
     if name == "curvature" or name in OPTIONAL["spectra"]:
-        return f"python -m stability.hessian ckpt={study_dir}"
+        return f"python -m stability.hessian {place}"
     return _sweep_command(study_dir, manifest)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stability.printable import print_text
+from stability.printable import print_text, shell_text
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 from stability.startup import seldom_collected, uncollected
@@ -113,8 +113,8 @@ def _published(study: StudyFolder, pdf: Path | None, phases: Sequence[str], tabl
 
 def _line_on_tables(study: StudyFolder, reports_dir: str | None) -> str:
     """Return the command for all tables."""
-    elsewhere = f" reports_dir={reports_dir}" if reports_dir and Path(reports_dir) != Path("reports") else ""
-    return f"every table: {_report_command(study)}{elsewhere} tables=all"
+    elsewhere = (f"reports_dir={reports_dir}",) if reports_dir and Path(reports_dir) != Path("reports") else ()
+    return f"every table: {_report_command(study, *elsewhere, 'tables=all')}"
 
 
 def collect_and_load(study: StudyFolder) -> Study:
@@ -232,10 +232,10 @@ def print_report_command(study: StudyFolder) -> None:
     print_text(f"next, to draw this into the study's PDF: {_report_command(study)}")
 
 
-def _report_command(study: StudyFolder) -> str:
+def _report_command(study: StudyFolder, *more: str) -> str:
     runs_dir = study.path.parents[1]
-    elsewhere = "" if runs_dir.resolve() == Path("runs").resolve() else f" runs_dir={runs_dir}"
-    return f"python -m stability.report name={study.path.name}{elsewhere}"
+    elsewhere = () if runs_dir.resolve() == Path("runs").resolve() else (f"runs_dir={runs_dir}",)
+    return f"python -m stability.report {shell_text(f'name={study.path.name}', *elsewhere, *more)}"
 
 
 def _drawing_code() -> list[Path]:

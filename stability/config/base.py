@@ -25,7 +25,7 @@ AXES = {
     "parametrization": "parametrizations",
 }
 LONGEST_NAME = 40  # characters: a name is typed again for reports, and is part of file names and titles
-NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
+NAME_IN_WORDS = "letters a to z, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
 LONGEST_INPUT = 80  # longest part of a wrong value that a message repeats, in characters
 
 

@@ -120,6 +120,11 @@ class NativeSparseAttention(AbstractAttention):
         require_groups("nsa", config.kv_heads, heads)
 
     @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        if config.block > num_positions:  # the learned compression's weights grow with a block that is never complete
+            raise ValueError(f"mechanism.nsa.block={config.block} must fit in model.positions={num_positions}")
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Count the projections, φ of each block, and the pairs in all three branches.
 

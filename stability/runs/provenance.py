@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stability.printable import shell_text
+
 PACKAGES = ("torch", "numpy", "ray", "wandb", "hydra-core", "pydantic")
 
 
@@ -25,10 +27,9 @@ def provenance(command: str = "") -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return the command line of this process."""
-    argv = list(getattr(sys, "orig_argv", sys.argv))
-    argv[0] = Path(argv[0]).name
-    return " ".join(argv)
+    """Return the command line of this process, to be typed again."""
+    program, *words = getattr(sys, "orig_argv", sys.argv)
+    return shell_text(Path(program).name, *words)
 
 
 @functools.cache

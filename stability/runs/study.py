@@ -51,6 +51,19 @@ class StudyFolder:
         return study
 
     @classmethod
+    def find_all(cls, runs_dir: str | Path, names: Sequence[str]) -> list[StudyFolder]:
+        """Return the studies as `find` does.
+
+        Raises:
+            ValueError: one does not exist, or two have one name: tables and files would not tell them apart.
+        """
+        studies = [cls.find(runs_dir, name) for name in names]
+        called = [study.path.name for study in studies]
+        if twice := next((name for name in called if called.count(name) > 1), None):
+            raise ValueError(f"name=[{','.join(names)}]: two studies named {twice}; give one, or rename its folder")
+        return studies
+
+    @classmethod
     def list_studies(cls, runs_dir: str | Path) -> list[StudyFolder]:
         """Return the studies of a pool, by name; a hidden folder is one that is being removed."""
         files = sorted((Path(runs_dir) / "studies").glob("*/study.json"))

@@ -161,15 +161,15 @@ def grid_table(progress: Progress, width: int, height: int) -> Table | None:
     for lr in rates:
         table.add_column(f"{lr:g}", justify="right", no_wrap=True, min_width=CELL)
     for name in names:
-        texts = [_grid_cell(medians.get(name, {}).get(lr), cells.get((name, lr), [])) for lr in rates]
+        ended, untrained = medians.get(name, {}), progress.untrained_nll(name)
+        texts = [_grid_cell(ended.get(lr), cells.get((name, lr), []), untrained) for lr in rates]
         styles = ["bold" if name in best and best[name][1] == lr else "" for lr in rates]
         table.add_row(Text(visible(name)), *map(Text, texts, styles))
     return table
 
 
-def _grid_cell(ended: tuple[float, int] | None, rows: Sequence[Row]) -> str:
+def _grid_cell(ended: tuple[float, int] | None, rows: Sequence[Row], untrained: float) -> str:
     if ended is not None:
-        untrained = max((row.init_nll for row in rows if row.init_nll is not None), default=math.nan)
         level = EXPLODED if is_exploded(ended[0], untrained) else f"{ended[0]:.3f}"
         return level if math.isfinite(ended[0]) else "diverged"
     if not rows:

@@ -86,12 +86,12 @@ def test_the_protocols_keys_are_written_flat_and_named_so(words, message):
         (
             "sweep",
             ["name=a/b"],
-            "name='a/b': a name consists of letters, digits and . _ = + - only, the first of them a ",
+            "name='a/b': a name consists of letters a to z, digits and . _ = + - only, the first of them a ",
         ),
         (
             "report",
             ["name=a", "together=a/b"],
-            "together='a/b': a name consists of letters, digits and . _ = + - only, ",
+            "together='a/b': a name consists of letters a to z, digits and . _ = + - only, ",
         ),
     ],
 )

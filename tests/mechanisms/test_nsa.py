@@ -344,6 +344,13 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(settings, message):
     assert str(caught.value) == message
 
 
+def test_a_block_longer_than_the_sequence_is_refused_as_its_weights_would_grow_with_it():
+    config = NativeSparseAttention.Config(block=32, selected_block=32)
+    NativeSparseAttention.check_positions(config, 32)
+    with pytest.raises(ValueError, match="^mechanism.nsa.block=32 must fit in model.positions=31$"):
+        NativeSparseAttention.check_positions(config, 31)
+
+
 def test_of_equal_scores_the_earlier_blocks_are_selected_however_long_the_sequence_is():
     """Text that recurs has equal scores where no layer before has told positions apart."""
     layer = module(**SMALL)

@@ -1,5 +1,6 @@
 """What a run's record says of the code that it stems from."""
 
+import shlex
 import subprocess
 
 import pytest
@@ -32,3 +33,11 @@ def test_a_report_that_was_made_again_is_no_change_of_the_code(checkout):
 def test_a_change_of_code_or_configuration_is_one(checkout, name):
     (checkout / name).write_text("of today\n")
     assert len(provenance.provenance("")["dirty"]) == 12
+
+
+def test_the_recorded_command_can_be_typed_again(monkeypatch):
+    words = ["-m", "stability.sweep", "mechanism=[sa,sc]", "data.path=my corpus.txt", "~ablate.sc"]
+    monkeypatch.setattr(provenance.sys, "orig_argv", ["/usr/bin/python", *words])
+    command = provenance.command_line()
+    assert shlex.split(command) == ["python", *words]
+    assert "mechanism=[sa,sc] 'data.path=my corpus.txt'" in command

@@ -92,3 +92,5 @@ def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_p
     assert capsys.readouterr().out == f"{words}\n"
     print_report_command(StudyFolder.of("elsewhere", "wide"))
     assert capsys.readouterr().out == f"{words} runs_dir={tmp_path / 'elsewhere'}\n"
+    print_report_command(StudyFolder.of("my runs", "wide"))
+    assert capsys.readouterr().out == f"{words} 'runs_dir={tmp_path / 'my runs'}'\n"

@@ -64,6 +64,24 @@ def test_a_failed_run_is_reported_with_its_reason_and_its_tracebacks_file(tmp_pa
     )
 
 
+def test_runs_that_failed_for_one_reason_are_one_entry_and_of_many_reasons_three_are_printed(tmp_path):
+    sweep = Sweep(tmp_path, "name=mine", count=7)
+    reasons = ["out of memory", "out of memory", "no such layer", "out of memory", "a", "b", "c"]
+
+    def fail(trial):
+        trial.directory.path.mkdir(parents=True, exist_ok=True)
+        trial.directory.traceback_file.write_text("Traceback: planted\n")
+        trial.directory.set_status("failed", step=0, reason=reasons[trial.spec["seed"]])
+        yield
+
+    sweep.run(fail)
+    *_, where = (place for place, line in enumerate(sweep.printed.splitlines()) if line.startswith("ended "))
+    lines = sweep.printed.splitlines()[where + 1 :]
+    assert [line.partition(")")[2] for line in lines[:6:2]] == [" and 2 more: out of memory", ": no such layer", ": a"]
+    command = f"python -m stability.status name=mine runs_dir={sweep.spec.runs_dir}"
+    assert lines[6:] == [f"2 other reasons: {command}", "the same command tries the failed runs again"]
+
+
 def test_the_line_that_raised_is_the_users_last_one(tmp_path):
     directory = RunDirectory(tmp_path, "a" * 12)
     assert directory.find_raising_line() == ""

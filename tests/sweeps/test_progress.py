@@ -15,7 +15,7 @@ from stability.runs.study import StudyFolder
 from sweeps import standing
 from sweeps.progress import Progress, read_tail
 from sweeps.trial import list_varied_axes, variants
-from sweeps.view.board import Lines, counts_line, grid_table, left_text, run_table
+from sweeps.view.board import Lines, best_line, counts_line, grid_table, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
 
@@ -227,6 +227,21 @@ def test_what_is_best_counts_the_runs_that_had_ended_before_and_no_count_does(tm
     progress.poll()
     assert progress.best() == {"sa": (2.25, 0.1, 1)} and progress.counts() == {"done": 1}
     assert Progress([new]).best() == {}
+
+
+def test_a_variant_whose_runs_all_exploded_or_diverged_has_no_best_nll(tmp_path):
+    lrs = (0.01, 0.1, 1.0)
+    trials = [fakes.make_trial(tmp_path, index, lr_peak=lr) for index, lr in enumerate(lrs)]
+    for trial, nll in zip(trials, (41.0, 1e9, None), strict=True):
+        state = "plateaued" if nll else "diverged"
+        trial.directory.set_status(state, step=4, num_steps=4, result={"val_nll": nll, "init_nll": 5.5})
+    progress = Progress(trials, from_outside=True)
+    progress.poll()
+    assert progress.best() == {} and best_line(progress) == ""
+    result = {"val_nll": 5.4, "init_nll": 5.5}
+    trials[0].directory.set_status("plateaued", step=4, num_steps=4, result=result)
+    progress.poll()
+    assert best_line(progress) == "best val NLL so far: sa 5.400 at lr=0.01"
 
 
 def test_a_variant_names_the_axes_that_vary(tmp_path):
