@@ -22,13 +22,15 @@ def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a
     """
     spent = {run: readable_rows(run.curvature_timing_file, ("wall_s", "ended")) for run in runs}
     now = [row["wall_s"] for rows in spent.values() for row in rows if started <= row["ended"] <= ended]
+    if not now:  # as of a finished sweep: no need to read thousands of logs
+        return ""
     shares = []
     for run, rows in spent.items():
         training = [row["wall_s"] for row in readable_rows(run.timing_file, ("wall_s",))]
         alpha_s = sum(row["wall_s"] for row in rows)
         if rows and training and alpha_s + training[-1] > 0:
             shares.append(alpha_s / (alpha_s + training[-1]))
-    if not now or not shares:
+    if not shares:
         return ""
     low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
     wall_s = ended - started

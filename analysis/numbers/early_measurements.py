@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.numbers.at_best_rate import OWN_STATE, edges_of
-from analysis.numbers.step_shares import EARLIEST, finite_median, recorded_steps
+from analysis.numbers.step_shares import EARLIEST, recorded_steps
 from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study
 from analysis.study.once import once_per_study
@@ -175,9 +175,9 @@ def median_at_step_k(rows: Frame, name: str) -> Column:
     asked = rows[rows["run_id"].isin(rows.loc[rows[name].notna(), "run_id"])] if name != "alpha_max" else rows
     if asked.empty:
         return pd.Series(dtype="float64")
-    by_run = asked.groupby("run_id")[name]
-    infinite = by_run.apply(lambda values: np.isposinf(values).any() and not np.isfinite(values).any())
-    return by_run.apply(finite_median).fillna(infinite.map({True: np.inf, False: 0.0}))
+    values, runs = asked[name], asked["run_id"]
+    medians = values.where(np.isfinite(values)).groupby(runs).median()  # as `finite_median`, for thousands of runs
+    return medians.fillna(np.isposinf(values).groupby(runs).any().map({True: np.inf, False: 0.0}))
 
 
 def _spectra(study: Study) -> Frame:

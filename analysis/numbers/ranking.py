@@ -89,12 +89,8 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     """
     s, hit = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool)
     assert not np.isnan(s).any(), "whoever leaves a run out says so"
-    above = (s[hit][:, None] > s[~hit][None, :]) + 0.5 * (s[hit][:, None] == s[~hit][None, :])
-    codes = _codes(strata, len(s))
-    counts = (codes[hit][:, None] == codes[~hit][None, :]).astype(float)
     # Sums over pairs of units: each draw is then a quadratic form in the units' counts.
-    won, pairs = (_sum_by_units(each, draws.codes[hit], draws.codes[~hit], draws.num_units) for each in
-                  (above * counts, counts))  # fmt: skip
+    won, pairs = _sum_by_units(s, hit, _codes(strata, len(s)), draws)
     total = float(pairs.sum())
     weights = draws.counts()
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -102,10 +98,24 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     return Estimate.of(float(won.sum()) / total if total else np.nan, drawn)
 
 
-def _sum_by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: int) -> np.ndarray:
-    """Return the pairs' sums for each two units."""
-    first, second = np.eye(number)[rows], np.eye(number)[columns]
-    return first.T @ pairs @ second
+def _sum_by_units(s: np.ndarray, hit: np.ndarray, codes: np.ndarray, draws: Draws) -> np.ndarray:
+    """Return won pairs and all pairs for each two units: the run with the event, and the one without."""
+    ranks = np.unique(s, return_inverse=True)[1]
+    found = np.zeros((2, draws.num_units, draws.num_units))
+    for code in range(codes.max(initial=-1) + 1):
+        first, second = (codes == code) & hit, (codes == code) & ~hit
+        if not (first.any() and second.any()):
+            continue
+        # thousands of runs have millions of pairs: each run is placed among the other runs of each unit instead
+        names, units = np.unique(draws.codes[second], return_inverse=True)
+        begins = np.arange(len(names)) * len(s)
+        keys, asked = np.sort(begins[units] + ranks[second]), begins + ranks[first][:, None]
+        places = (np.searchsorted(keys, asked, "left") + np.searchsorted(keys, asked, "right")) / 2
+        won, of_first = np.zeros((draws.num_units, len(names))), draws.codes[first]
+        np.add.at(won, of_first, places - np.searchsorted(keys, begins))
+        pairs = np.outer(np.bincount(of_first, minlength=draws.num_units), np.bincount(units))
+        found[:, :, names] += np.stack([won, pairs])
+    return found
 
 
 def roc(
@@ -145,8 +155,7 @@ def roc(
 def _steps(s: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ROC curve for runs with both outcomes."""
     thresholds = np.unique(s)[::-1]
-    false = [np.mean(s[~hit] >= each) for each in thresholds]
-    true = [np.mean(s[hit] >= each) for each in thresholds]
+    false, true = ((len(each) - np.searchsorted(np.sort(each), thresholds)) / len(each) for each in (s[~hit], s[hit]))
     return np.array([0.0, *false]), np.array([0.0, *true])
 
 
@@ -196,7 +205,9 @@ def _centre(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return centred ranks in each draw, as shares of the number drawn."""
     number = weights.sum(axis=1, keepdims=True)
     names, place = np.unique(values, return_inverse=True)
-    held = weights @ np.eye(len(names))[place]  # each value's count; copies share their mean rank
+    order = np.argsort(place, kind="stable")
+    begins = np.searchsorted(place[order], np.arange(len(names)))
+    held = np.add.reduceat(weights[:, order], begins, axis=1)  # each value's count; copies share their mean rank
     return ((np.cumsum(held, axis=1) - (held - 1) / 2)[:, place] - (number + 1) / 2) / np.maximum(number, 1)
 
 

@@ -118,9 +118,11 @@ NORMS_CAPTION = (
 
 def norm_figures(study: Study) -> Figures:
     """Draw the figure; {} with a single residual scheme."""
+    if study.runs["residual"].nunique() < 2:
+        return {}
     rows = study.with_run(study.curves)
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
-    if study.runs["residual"].nunique() < 2 or rows.empty:
+    if rows.empty:
         return {}
     return {NORMS_NAME: Captioned(_norms_figure(study, rows), NORMS_CAPTION.format(here=_describe_start(study)))}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stability.runs.up_to_date import Published
 
 
+OF_RUNS = ("lr_peak", "seed")  # fields of a spec without effect on `_parsed_columns`
 MOST_LEFT_OUT = 2  # skipped runs and files named in the short text
 
 
@@ -138,9 +140,22 @@ def _collect(study: StudyFolder) -> list[str]:
     with uncollected():
         from stability.runs.results import collect, write
 
-    found = collect(study.path, _parsed_columns)
+    found = collect(study.path, _read_each_curve_once())
     write(found, study.results)
     return [f"left out: {line}" for line in found.left_out]
+
+
+def _read_each_curve_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return `_parsed_columns`, computed once for all rates and seeds of a curve."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def read(spec: dict[str, Any]) -> dict[str, Any]:
+        curve = json.dumps({key: value for key, value in spec.items() if key not in OF_RUNS}, sort_keys=True)
+        if curve not in known:
+            known[curve] = _parsed_columns(spec)
+        return known[curve]
+
+    return read
 
 
 def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:

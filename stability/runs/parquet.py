@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # size of a group of logs parsed at once: single files cost a parser start each, all at once too much memory
 GROUP_BYTES = 32 * 2**20
+TABLES_AT_ONCE = 256  # joined before the next are read
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -96,14 +97,30 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return table.replace_schema_metadata(own)
 
 
+def concat_tables(tables: Iterable[pa.Table]) -> pa.Table | None:
+    """Return the rows of all tables in one; None without rows.
+
+    Columns missing in some tables are null there, and their types are widened.
+    """
+    # a table of fifty rows takes ten times the memory of its numbers: an iterator's tables are joined as they come
+    joined: list[pa.Table] = []
+    some: list[pa.Table] = []
+    for table in tables:
+        if len(table):
+            some.append(table.replace_schema_metadata(None))
+        if len(some) == TABLES_AT_ONCE:
+            joined.append(pa.concat_tables(some, promote_options="permissive").combine_chunks())
+            some = []
+    filled = [*joined, *some]
+    return pa.concat_tables(filled, promote_options="permissive") if filled else None
+
+
 def join_tables(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
     """Return all rows with ``columns``; columns missing in older tables are empty."""
     import pandas as pd
 
-    filled = [table.replace_schema_metadata(None) for table in tables if len(table)]
-    if not filled:
-        return pd.DataFrame(columns=list(columns))
-    return pa.concat_tables(filled, promote_options="permissive").to_pandas().reindex(columns=list(columns))
+    found = concat_tables(tables)
+    return pd.DataFrame(columns=list(columns)) if found is None else found.to_pandas().reindex(columns=list(columns))
 
 
 def read_curves(

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from stability.config.ablation import value_text
 from stability.runs.directory import RunDirectory, readable_rows
-from stability.runs.parquet import join_tables, read_curves, write_parquet
+from stability.runs.parquet import concat_tables, join_tables, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, add_protocol, undefined_of, undefined_states
 from stability.runs.samples import meta_file, sample_rows
@@ -95,20 +95,19 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
     for name, columns in SIGNAL_COLUMNS.items():
         logs = [(each.directory.run_id, each.directory.signal_files[name]) for each in files]
         probes[name] = read_curves(logs, columns[1:], broken)
-    steps = [_recorded_steps(each) for each in files]
     varied = varied_fields(record)
     rows = [
         spec_columns(each.spec, varied)
         | _run_row(folder.path.name, each, scores[each.directory.run_id], parsed_columns)
-        | undefined_of(list(tables.values()))
-        for each, tables in zip(files, steps, strict=True)
+        for each in files
     ]
+    curvature = _join_steps(_read_steps_of_all(files, rows))
     curves = read_curves(
         [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:], broken
     )
     return Results(
         runs=_runs_frame(rows, record),
-        curvature=_join_steps(list(chain.from_iterable(map(_steps, files, steps)))),
+        curvature=curvature,
         curves=curves,
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
@@ -332,10 +331,19 @@ def _select_table(table: str, paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.stem.endswith(f"_{table}")]
 
 
-def _join_steps(tables: Sequence[pa.Table]) -> pd.DataFrame:
+def _read_steps_of_all(files: Sequence[RunFiles], rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:
+    """Yield the recorded steps of all runs, and add ``undefined_states`` to each run's row."""
+    for each, row in zip(files, rows, strict=True):
+        tables = _recorded_steps(each)
+        row |= undefined_of(list(tables.values()))
+        yield from _steps(each, tables)
+
+
+def _join_steps(tables: Iterator[pa.Table]) -> pd.DataFrame:
     """Return all recorded steps, with the extra columns of some optimizers if present."""
-    own = own_columns("curvature", [name for table in tables for name in table.column_names])
-    return join_tables(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
+    found = concat_tables(tables)
+    own = [] if found is None else own_columns("curvature", found.column_names)
+    return join_tables([] if found is None else [found], [*COLLECTED_CURVATURE_COLUMNS, *own])
 
 
 def _steps(files: RunFiles, tables: Mapping[Path, pa.Table]) -> Iterator[pa.Table]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from stability.config.curvature import CurvatureSpec
@@ -15,7 +17,7 @@ from stability.probes.curvature.alpha_max import measure
 from stability.runs import parquet as tables
 from stability.runs import run_files
 from stability.runs.directory import read_json, read_jsonl
-from stability.runs.parquet import read_curves, read_metadata
+from stability.runs.parquet import TABLES_AT_ONCE, join_tables, read_curves, read_metadata
 from stability.runs.results import collect, write
 from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, GENERATION_COLUMNS, RUNS_COLUMNS
 from stability.runs.study import StudyFolder
@@ -192,3 +194,21 @@ def test_a_damaged_table_is_left_out_and_named(study, tmp_path):
     found = collect(copied.path)
     assert f"{path} is damaged" in found.left_out[1]
     assert copied.runs()[0].run_id not in set(found.curvature["run_id"]) and len(found.runs) == 5
+
+
+def small_tables(number: int, live: list[int]) -> Iterator[pa.Table]:
+    """Tables of one row; the last has a column of its own. ``live`` receives Arrow's bytes before each."""
+    for place in range(number):
+        live.append(pa.total_allocated_bytes())
+        own = {"rate_found": [0.5]} if place == number - 1 else {}
+        yield pa.table({"step": pa.array([place]), "slope": pa.array([None if place < 300 else 1.5]), **own})
+
+
+def test_small_tables_are_joined_as_they_come_whatever_their_columns_and_types():
+    number, live = 4 * TABLES_AT_ONCE, []
+    frame = join_tables(small_tables(number, live), ["step", "slope", "rate_found", "absent"])
+    assert list(frame["step"]) == list(range(number)) and list(frame["absent"].isna()) == [True] * number
+    assert list(frame["slope"].isna()) == [place < 300 for place in range(number)]
+    assert list(frame["rate_found"].dropna()) == [0.5]
+    # as single tables they would take at least 64 bytes a column
+    assert max(live) - live[0] < number * 2 * 64 * 0.6

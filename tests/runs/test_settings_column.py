@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from stability.cli.publish import collect_and_load
+from stability.cli import publish
+from stability.cli.publish import _parsed_columns, collect_and_load
 from stability.config.parts import part, unusual_settings
 from stability.runs.study import StudyFolder
 
@@ -122,3 +123,21 @@ def test_runs_of_several_sizes_are_series_of_their_own(lab):
     assert {run: f"sa {size}" for run, size in sizes.items()} == dict(zip(runs["run_id"], runs["series"], strict=True))
     study.write(list(sizes), spec={"vary": [{"field": "model.width", "values": [8]}]})
     assert set(collect_and_load(study).runs["model"]) == {"tiny"}, "one value makes no difference"
+
+
+def test_the_columns_of_a_curve_are_computed_once_for_its_rates_and_seeds(lab, monkeypatch):
+    """A model is built for them: of 20,000 runs, minutes."""
+    curves = [{"name": "sc", "rope": rope} for rope in ("gradient", "absolute")]
+    specs = [
+        lab.spec(mechanism=each, lr_peak=lr, seed=seed) for each in curves for lr in (1e-3, 1e-2) for seed in (0, 1)
+    ]
+    study, directories = StudyFolder.of(lab.pool, "curves"), [lab.directory(spec) for spec in specs]
+    for directory, spec in zip(directories, specs, strict=True):
+        directory.write_spec(spec.model_dump(mode="json"), type(spec))
+        directory.set_status("queued", step=0)
+    study.write([directory.run_id for directory in directories])
+    computed = []
+    monkeypatch.setattr(publish, "_parsed_columns", lambda spec: computed.append(spec) or _parsed_columns(spec))
+    runs = collect_and_load(study).runs.set_index("run_id")
+    assert [each["mechanism"]["rope"] for each in computed] == ["gradient", "absolute"]
+    assert [runs["settings"][directory.run_id] for directory in directories] == [""] * 4 + ["rope=absolute"] * 4

@@ -12,7 +12,7 @@ import pytest
 from stability import sweep
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature import alpha_max
-from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.directory import RunDirectory, read_jsonl, readable_rows
 from stability.runs.study import StudyFolder
 from sweeps.alpha_share import alpha_share
 
@@ -123,3 +123,11 @@ def test_a_measurement_of_its_own_is_recorded_too(lab):
     assert len(list(alpha_max.measure(run, short, cache_dir=lab.cache, device="cpu"))) == 2
     (row,) = read_jsonl(run.curvature_timing_file, ())
     assert row["phase"] == "terminal" and 0 < row["wall_s"] < time.perf_counter() - started
+
+
+def test_the_trainings_logs_are_not_read_if_no_alpha_max_was_measured_now(tmp_path, monkeypatch):
+    run, read = recorded(tmp_path, "one", [5.0, 30.0], [(10.0, 1010.0)]), []
+    monkeypatch.setattr(
+        "sweeps.alpha_share.readable_rows", lambda path, numbers: read.append(path) or readable_rows(path, numbers)
+    )
+    assert alpha_share([run], 2000.0, 2050.0, 1) == "" and read == [run.curvature_timing_file]
