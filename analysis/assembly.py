@@ -12,7 +12,19 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.drawing.files import lay_out, replace_file
-from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
+from analysis.drawing.pieces import (
+    Boxed,
+    Compact,
+    Contents,
+    Heading,
+    PageBreak,
+    Paragraph,
+    Picture,
+    Piece,
+    Pieces,
+    heading,
+    small,
+)
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.sections import alpha, contents, front, headline, nll_figures, overview, prediction, training_edge
@@ -72,6 +84,8 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
             return _first_picture(study, prefix, names)
 
         pages_in_front = front.first_page(study, find) + front.second_page(study, find, prefix)
+        if prefix:  # one of several studies: its pages are no first and second ones
+            pages_in_front = tuple(each for each in pages_in_front if not isinstance(each, PageBreak))
         seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}
         yield pages_in_front
         compact: Pieces = (Compact(),) if pages == "short" else ()

@@ -142,8 +142,9 @@ def breaks(study: Study, series: Sequence[str]) -> str:
         return ""
     said = [f"where {what} ({', '.join(parts)})" for what, parts in _by_outcome(ends, list(known)).items()]
     opened = [name for name in known if ends[name][1].reason == "end of the grid"]
-    said += [f"not within the rates swept ({_list(opened)})"] if opened else []
-    parts = [f"Own windows end {'; '.join(said)}."] if said else []
+    beyond = f"within the rates swept ({_list(opened)})"
+    said += [f"not {beyond}"] if opened and said else []
+    parts = [f"Own windows end {'; '.join(said)}."] if said else [f"No own window ends {beyond}."] if opened else []
     failed: dict[str, list[str]] = {}
     for name, each in known.items():
         failed.setdefault(", ".join(_failures(study, name, each)), []).append(name)

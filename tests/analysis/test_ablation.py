@@ -402,6 +402,8 @@ def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_lea
     monkeypatch.setattr(headline, "RANKED_ROWS", 3)
     assert best_series(study) == ["sc window=4", "sc rank=1", "sc"], "of many the first, and the base"
     assert [row[0].text for row in answer_table(study).rows] == best_series(study)
+    beside = load(write_ablation(tmp_path / "sa", mechanisms=("sa", "sc"), lrs=(1e-4, 1e-3, 1e-2, 1e-1, 1.0), nll=nll))
+    assert beside.reference == "sa" and {"sa", "sc"} <= {*best_series(beside)}, "the title names the reference"
     first = sentences(study)[0]
     assert first.startswith("Within 5 % of sc's best NLL up to window=4 1.5e-1, rank=1 1.8e-2, rank=8 2.9e-3, sc")
     assert title(study).endswith("? sc to 1e-3–1e-2, with window=4 to 1e-1–1e0")
