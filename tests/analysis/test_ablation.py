@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import assembly
 from analysis.claims import judging as claims
 from analysis.drawing.style import RC
 from analysis.numbers.ablations import ablations
@@ -382,6 +383,16 @@ def test_a_variant_of_another_feed_forward_network_is_named_by_its_label_alone(t
     study = load(path)
     assert list(study.series) == ["sa", "sa ffn=moe"] and set(study.runs["base"]) == {"sa"}
     assert set(study.of("sa ffn=moe")["model"]) == {models["ffn=moe"]}, "the table of runs keeps what was trained"
+
+
+def test_a_report_of_several_studies_has_settings_one_at_a_time_only_where_there_is_one_rate(tmp_path):
+    for name, lrs in (("one", (1e-3,)), ("two", (1e-3, 1e-2))):
+        pieces = [
+            each
+            for part in assembly.pieces(load(write_ablation(tmp_path / name, lrs=lrs)), "0-", "short")
+            for each in part
+        ]
+        assert ("One setting at a time" in [getattr(each, "text", "") for each in pieces]) == (name == "one")
 
 
 def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_leave_the_bases_best_nll(

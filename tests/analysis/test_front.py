@@ -317,7 +317,7 @@ def test_a_report_of_several_studies_leaves_out_what_their_front_pages_answer(qu
 
     both = read(build_together([load(quick), other], "both", tmp_path, "short"))
     alone, whole = read(build(quick, tmp_path, "short")), read(build_together([load(quick), other], "all", tmp_path))
-    heading = "Runs that diverged, failed, or learned nothing"
+    heading = "along the optimizer’s step"
     assert heading in alone and heading in whole and heading not in both
     assert both.count(f"{ELSEWHERE}: validation NLLs and windows, αmax") == 2
     assert both.count("What was run") >= 2 and ELSEWHERE not in alone + whole
