@@ -12,10 +12,32 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.drawing.files import lay_out, replace_file
-from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
+from analysis.drawing.pieces import (
+    Boxed,
+    Compact,
+    Contents,
+    Heading,
+    PageBreak,
+    Paragraph,
+    Picture,
+    Piece,
+    Pieces,
+    heading,
+    small,
+)
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
-from analysis.sections import alpha, contents, front, headline, nll_figures, overview, prediction, training_edge
+from analysis.sections import (
+    ablation,
+    alpha,
+    contents,
+    front,
+    headline,
+    nll_figures,
+    overview,
+    prediction,
+    training_edge,
+)
 from analysis.sections import together as together_pages
 from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study
@@ -28,6 +50,7 @@ ONLY_ALONE = {
     nll_figures.SECTION: "validation NLLs and windows",
     alpha.SECTION: "α_max",
     training_edge.SECTION: "how near the edge a run trains",
+    ablation.SECTION: "settings one at a time",
     overview.TROUBLES: "runs that broke",
 }
 
@@ -72,11 +95,13 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
             return _first_picture(study, prefix, names)
 
         pages_in_front = front.first_page(study, find) + front.second_page(study, find, prefix)
+        if prefix:  # one of several studies: its pages are no first and second ones
+            pages_in_front = tuple(each for each in pages_in_front if not isinstance(each, PageBreak))
         seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}
         yield pages_in_front
         compact: Pieces = (Compact(),) if pages == "short" else ()
         yield heading(APPENDIX) + (() if prefix else (Contents(),)) + compact
-    left = [section for section in sections(study) if prefix and pages == "short" and section in ONLY_ALONE]
+    left = [section for section in sections(study) if prefix and pages == "short" and _is_only_alone(section, study)]
     for section in sections(study):
         if section in left:
             continue
@@ -85,6 +110,11 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
         yield _abridge(section, study, drawn, body, seen) if pages == "short" else body
     if left:
         yield small(f"{ELSEWHERE}: {join_words(ONLY_ALONE[section] for section in left)}.")
+
+
+def _is_only_alone(section: Section, study: Study) -> bool:
+    """Return whether the first pages answer a section; settings at one rate have a table with every value there."""
+    return section in ONLY_ALONE and not (section is ablation.SECTION and study.runs["lr"].nunique() == 1)
 
 
 def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture | None:

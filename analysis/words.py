@@ -24,6 +24,12 @@ def power(value: float, digits: int = 2) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def significant(value: float, digits: int = 2) -> str:
+    """Return a number of some significant digits, from 10,000 on as a power of ten: 380, 0.21, 7.1e5."""
+    rounded = float(f"{value:.{digits}g}")
+    return power(value) if 1e4 <= abs(rounded) < math.inf else f"{rounded:g}"
+
+
 def lr_text(lr: float) -> str:
     """Return a learning rate as typed by users: 3e-4, 7.5e-4, 1e-1."""
     mantissa, _, exponent = power(lr, digits=4).partition("e")

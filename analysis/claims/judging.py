@@ -78,8 +78,11 @@ def judge(study: Study) -> tuple[Claim, ...]:
         text = f"The declared primary claim, {asked}, fits none of the comparisons, or several: all are corrected."
         remarks.append(Claim("primary", "not judged", text))
     elif primary and declared["ended"]:
-        known = f"{declared['ended']} of {plural(declared['runs'], 'run')}"
-        text = f"The primary claim, {asked}, was declared when {known} had ended: it is corrected as the others are."
+        ended, runs = declared["ended"], declared["runs"]
+        known = f"{ended} of {plural(runs, 'run')} had ended"
+        known = f"all of its {plural(runs, 'run')} had ended when its record began" if ended == runs else known
+        text = f"The primary claim, {asked}, is corrected as the others are: {known}"
+        text += ", as after drawing from an archive." if ended == runs else " when it was declared."
         remarks.append(Claim("primary", "not judged", text))
     return (*claims, *remarks, *_coverage(study), _scale(study, papers))
 

@@ -44,7 +44,8 @@ def _judge(found: Compared, kind: str) -> Claim:
         finding = f"ΔNLL changes by {signed(mean)} decades with each decade of the learning rate"
         unit, holds_if = "decades a decade", -1
     else:
-        finding, unit, holds_if = f"ΔNLL after the decay is {10**mean:.2f} times that before", "decades", 1
+        change = f"{signed(mean)} decades, to {10**mean:.2f} times that before"
+        finding, unit, holds_if = f"the decay changes ΔNLL by {change}", "decades", 1
     claim = Claim(
         subject,
         "no claim",

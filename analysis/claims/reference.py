@@ -24,7 +24,7 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.words import join_words, lr_text, plural
+from analysis.words import join_words, lr_text, plural, significant
 
 BEYOND = "NLL beyond"
 OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
@@ -195,7 +195,7 @@ def _ratio(own: Numbers, plain: Numbers) -> Claim | None:
             verdict_of(result),
             statement=f"{own.series}'s α_max / α at its best rate is larger than {plain.series}'s",
             n=len(seeds),
-            effect=f"{own.series} {own.ratio.median:.2g}, {plain.series} {plain.ratio.median:.2g}",
+            effect=f"{own.series} {significant(own.ratio.median)}, {plain.series} {significant(plain.ratio.median)}",
             interval=f"{kind}: ×{10 ** interval[0]:.2f} to ×{10 ** interval[1]:.2f}" if len(seeds) > 1 else "",
             finding=f"{own.series}'s α_max / α at its best rate is {times:.2f} times {plain.series}'s",
             difference=f"×{times:.2f}",

@@ -77,20 +77,22 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
         shortfalls: reason for too little learning by series, "" for a trained one.
     """
     made, judged = [], set()
+    several = sum(pair.names[0] in RIVALS and pair.states for pair in pairs_of(study)) > 1
     for pair in pairs_of(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
         judged.add(pair.other)
-        made += _name_setting(study, pair.other, _about(study, pair, named, shortfalls))
+        made += _name_setting(study, pair.other, _about(study, pair, named, shortfalls, several))
     return [*_report_unmatched(study), *made, *_beyond_loss(study, found)]
 
 
-def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield a paper's claims on one pair's best NLL and accuracy."""
+def _about(study: Study, pair: Pair, named: str, shortfalls: Mapping[str, str], several: bool) -> Iterator[Claim]:
+    """Yield a paper's claims on one pair's best NLL and accuracy; of ``several`` rivals a statement names the one."""
     lacking = [name for name in (pair.plain, pair.other) if shortfalls[name]]
     for measure in find_measures(study) if pair.states else []:
         statement = STATEMENTS.get((*pair.names, measure.word), "")
         if not statement:
             continue
+        statement += f": {pair.other}" if several and pair.names[0] in RIVALS else ""
         paper = PAPERS[pair.names[0]]
         if lacking:
             yield decline_pair(

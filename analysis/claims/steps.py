@@ -247,6 +247,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     low, high = share_interval(int(most.sum()), len(most))
     curves = f"most of them in {int(most.sum())} of {plural(len(most), 'curve')}"
     verdict = judge_interval(low, high, 0.5)
+    only = "only " if verdict == "contradicted" else ""
     by_mechanism = [
         f"{side.name} {int(part['below'].sum())} of {len(part)}"
         for side in sides
@@ -255,8 +256,8 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     others = f"; of runs inside the window: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
     numbers = f"{join_words(by_mechanism)}; {curves}{others}"
     count = (
-        f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "
-        "below the learning rate"
+        f"{only}{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median "
+        "α_max below the learning rate"
     )
     claim = Claim(
         subject,

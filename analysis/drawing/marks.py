@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.drawing.style import INK, LEGEND_ROW, MUTED, Look, fitting_legend
+from analysis.drawing.style import INK, LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend
 from analysis.numbers.step_shares import DIVERGED
 from analysis.study.load import Frame
 from analysis.words import lr_text
@@ -170,7 +170,7 @@ def mechanism_legend(
         for name, s in styles.items()
     ]
     handles += extras
-    columns = legend_columns(handles)
+    columns = legend_columns(handles, figure.get_figwidth() / WIDTH_INCHES)
     length = 2.2 if len({s.dashes for s in styles.values()}) == 1 else 3.6  # a marker hides a short line's gaps
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=length, columnspacing=1.6)
     # more than two rows would shrink the panels: the figure becomes taller instead
@@ -178,13 +178,13 @@ def mechanism_legend(
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
 
 
-def legend_columns(handles: Sequence[Line2D]) -> int:
+def legend_columns(handles: Sequence[Line2D], width: float = 1.0) -> int:
     """Return a legend's number of columns: one row if it fits the figure's width, else rows of one length.
 
-    An entry is as wide as its label and about eight more characters.
+    An entry is as wide as its label and about eight more characters. ``width``: of the figure, as a share of a page's.
     """
-    lengths = [len(str(handle.get_label())) + 8 for handle in handles]
-    if sum(lengths) <= LEGEND_CHARACTERS:
+    lengths, room = [len(str(handle.get_label())) + 8 for handle in handles], int(LEGEND_CHARACTERS * width)
+    if sum(lengths) <= room:
         return len(handles)
-    rows = math.ceil(len(handles) / max(1, LEGEND_CHARACTERS // max(lengths)))
+    rows = math.ceil(len(handles) / max(1, room // max(lengths)))
     return math.ceil(len(handles) / rows)

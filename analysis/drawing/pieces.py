@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from analysis.drawing.style import WIDTH_INCHES
 from analysis.drawing.typeset import Table, literal, prose
 
 
@@ -47,7 +48,9 @@ class Picture:
     file: str
 
     def typst(self) -> str:
-        return f"#figure(caption: [{prose(self.caption)}], image({literal(self.file)}))\n"
+        width = min(1.0, self.figure.get_figwidth() / WIDTH_INCHES)
+        image = f"image({literal(self.file)}, width: {100 * width:.1f}% * shrink)"
+        return f"#figure(caption: [{prose(self.caption)}], {image})\n"
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Compact:
 
     def typst(self) -> str:
         return (
-            "#set text(size: 8.6pt)\n#set image(width: 80%)\n#set table(inset: (x: 4pt, y: 2.4pt))\n"
+            "#set text(size: 8.6pt)\n#let shrink = 0.8\n#set table(inset: (x: 4pt, y: 2.4pt))\n"
             "#show table: set text(size: 7.4pt)\n#show figure.caption: set text(size: 7.6pt)\n"
             "#show figure: set block(above: 1em, below: 1em)\n"
         )

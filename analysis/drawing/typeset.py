@@ -14,9 +14,11 @@ from stability.printable import visible
 
 ROWS_KEPT_TOGETHER = 16
 LONG_TITLE = 60  # characters; longer ones are set smaller
-LONG_NAME = 11  # a heading's word with more characters may break
-BREAKS = re.compile("[=,_]")  # break after one of these
-TERMS = {"α_max": "α#sub[max]", "λ_max": "λ#sub[max]", "log10": "log#sub[10]"}
+LONG_NAME = 11  # a table's word with more characters may break
+BREAKS = re.compile(r"[=,_]|(?<=[a-z])\.(?=[a-z])")  # break after one of these
+TERMS = {"α_max": "α#sub[max]", "λ_max": "λ#sub[max]", "λ_1": "λ#sub[1]", "log10": "log#sub[10]"}
+HYPHEN = re.compile(r"(?<![\w.)=\[\]/-])-(?=\d)")  # a minus sign before a number, not the hyphen of 1e-3 or of a date
+NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=[≥≤<>=±]) (?=[\d−-])")
 
 
 @dataclass(frozen=True)
@@ -148,24 +150,32 @@ def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a column heading; a long word may break after "=", a comma or an underscore."""
+    """Return a column heading."""
+    return f"strong[{_wrapped(text)}]" if text else "[]"
+
+
+def _wrapped(text: str) -> str:
+    """Return `prose` of which a long word may break after "=", a comma, an underscore or a name's full stop."""
     source = prose(text)
     for word in {word for word in text.split(" ") if len(word) > LONG_NAME}:
         source = source.replace(word, BREAKS.sub("\\g<0>\u200b", word))
-    return f"strong[{source}]" if text else "[]"
+    return source
 
 
 def _cell(cell: Cell) -> str:
-    text = f"#strong({literal(cell.text)})" if cell.bold else f"#{literal(cell.text)}"
+    text = f"#strong[{_wrapped(cell.text)}]" if cell.bold else _wrapped(cell.text)
     text = f"#text(fill: muted)[{text}]" if cell.pale else text
-    return (
-        f"[{text}{''.join(f' #linebreak() #detail({literal(line)})' for line in cell.detail.split(chr(10)) if line)}],"
-    )
+    below = "".join(f" #linebreak() #detail[{_wrapped(line)}]" for line in cell.detail.split("\n") if line)
+    return f"[{text}{below}],"
 
 
 def literal(text: object) -> str:
-    """Return a typst string literal of any text; lines become one, and long words may break anywhere."""
-    words = [_breakable(word) for word in visible(re.sub(r"\s", " ", str(text))).split(" ")]
+    """Return a typst string literal of any text; lines become one, and long words may break anywhere.
+
+    A number has a minus sign, and stays on the line of its % or ≥.
+    """
+    plain = NO_BREAK.sub("\u00a0", HYPHEN.sub("−", visible(re.sub(r"\s", " ", str(text)))))
+    words = [_breakable(word) for word in plain.split(" ")]
     return '"' + " ".join(words).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -188,6 +198,7 @@ def prose(text: str) -> str:
 
 PREAMBLE = """
 #let muted = rgb("#5b6470")
+#let shrink = 1
 #let detail(body) = text(size: 6.4pt, fill: muted, body)
 #set document(title: TITLE)
 #set page(paper: "a4", margin: (x: 2.2cm, top: 1.9cm, bottom: 2cm),

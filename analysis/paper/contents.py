@@ -93,8 +93,8 @@ def _studies(studies: Sequence[Study]) -> Table:
         )  # fmt: skip
         rows.append((Cell(study.name), *map(Cell, texts)))
     caption = (
-        "What each study is of, by its own record: modality by what its data are called there, size by its model's "
-        "name; parameters are counted. Commands, commits and versions: in the studies' own reports. "
+        "Modality and size are the names of a study's data and of its model; parameters are counted. "
+        "Commands, commits and versions: in the studies' own reports. "
         + join_texts({study.name: source(study) for study in studies})
     )
     header = ("study", "modality", "size", "parameters", "learning rates", "seeds", "runs")
@@ -128,7 +128,7 @@ def _alpha(places: Sequence[Block]) -> Pieces:
         caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state_text(state))
         name = f"alpha-grid-{phase}-{state}"
         found += make_pictures(name, lambda: alpha_grids(places, phase, state), caption)  # noqa: B023
-    tables = shown(table for kind, part in group_by_modality(places).items() for table in alpha_tables(kind, part))
+    tables = shown(alpha_tables(group_by_modality(places)))
     return found + tables or paragraph("α_max was not measured in any of these studies.")
 
 

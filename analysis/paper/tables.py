@@ -6,11 +6,11 @@ each of its parts. α_max: Tables 5 to 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, guarded_note, narrow, source
+from analysis.drawing.tables import chunks, guarded_note, narrow
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import CELL_RULE, NLL_TITLES, best_rate, nll_cell
 from analysis.numbers.step_shares import (
@@ -78,7 +78,7 @@ def _table(
 
 
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
-    """Return the cells' meaning, the oracle, and the data; once for all sizes if equal."""
+    """Return the cells' meaning and the oracle, once for all sizes if equal; the table of studies has the data."""
     units = join_texts({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
@@ -95,8 +95,7 @@ def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     if any(map(printed.has_nll, blocks)):
         text += f" {printed.NOTE}"
     guarded = join_texts({block.label: guarded_note(block.study).strip() for block in blocks})
-    sources = join_texts({block.label: source(block.study) for block in blocks})
-    return " ".join(filter(None, (text, guarded, sources)))
+    return " ".join(filter(None, (text, guarded)))
 
 
 def _block_rows(block: Block, lrs: Sequence[float], columns: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -156,14 +155,16 @@ def list_measured(blocks: Sequence[Block]) -> list[Measured]:
     return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
 
 
-def alpha_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
-    """Return one modality's tables: one for each phase, state and at most four mechanisms."""
-    return [
-        _alpha_table(modality, blocks, pair, series)
+def alpha_tables(parts: Mapping[str, Sequence[Block]]) -> list[Table]:
+    """Return each modality's tables: one for each phase, state and at most four mechanisms."""
+    asked = [
+        (modality, blocks, pair, series)
+        for modality, blocks in parts.items()
         for pair in list_measured(blocks)
         for series in chunks(_series(blocks, pair), ALPHA_COLUMNS)
         if series
     ]
+    return [_alpha_table(*each, is_first=number == 0) for number, each in enumerate(asked)]
 
 
 def _series(blocks: Sequence[Block], pair: Measured) -> list[str]:
@@ -174,7 +175,9 @@ def _series(blocks: Sequence[Block], pair: Measured) -> list[str]:
     return [name for name in join_runs(blocks).series if name in found]
 
 
-def _alpha_table(modality: str, blocks: Sequence[Block], pair: Measured, series: tuple[str, ...]) -> Table:
+def _alpha_table(
+    modality: str, blocks: Sequence[Block], pair: Measured, series: tuple[str, ...], is_first: bool
+) -> Table:
     phase, state = pair
     shown = [
         block
@@ -185,11 +188,11 @@ def _alpha_table(modality: str, blocks: Sequence[Block], pair: Measured, series:
     title = (
         f"{modality_text(modality)}: median α_max and % stable steps, {state_text(state)}, {PHASES.get(phase, phase)}"
     )
-    return make_table(title, _alpha_caption(shown, pair, series), series, tuple(rows))
+    return make_table(title, _alpha_caption(shown, pair, series, is_first), series, tuple(rows))
 
 
-def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str]) -> str:
-    """Return a single report's caption, once for all places if equal."""
+def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str], is_first: bool) -> str:
+    """Return a single report's caption, once for all places if equal; the first table's explains the cells."""
     told: dict[str, list[str]] = {}
     for block in blocks:
         rows = recorded_steps(block.study, *pair)
@@ -198,8 +201,8 @@ def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str
         told[block.label] = [rule + ".", describe_protocol_in(block.study, shown, pair[1]) + base_rates(block.study)]
     rules, protocols = (join_texts({size: texts[index] for size, texts in told.items()}) for index in (0, 1))
     note = f" {printed.NOTE}" if any(len(printed.alpha_max(block, *pair)) for block in blocks) else ""
-    sources = join_texts({block.label: source(block.study) for block in blocks})
-    return f"{CELLS}; survivors: the share without runs that diverged. {rules}{note} {protocols} {sources}"
+    cells = f"{CELLS}; survivors: the share without runs that diverged." if is_first else "Cells: as above."
+    return f"{cells} {rules}{note} {protocols}"
 
 
 def _alpha_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[tuple[Cell, ...]]:

@@ -34,7 +34,7 @@ from analysis.study.load import Column, Study
 from analysis.study.unlearned import unlearned
 from analysis.words import join_words, lr_text, plural, short_count, value_text
 
-MOST_COLUMNS = 12
+MOST_COLUMNS, MOST_WIDE = 12, 6  # of a table; of one whose cells keep interval and n on one line
 
 
 def ablation_tables(study: Study) -> list[Table]:
@@ -60,13 +60,13 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
     """
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
-    nlls = [narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns]
+    nlls = [_fit(nll_cell(column.runs, column.lr, id(column) in best), columns) for column in columns]
     rows = [(Cell(NLL_TITLES[VALIDATION]), *nlls)]
     if study.runs["lr"].nunique() > 1:
         rates = ["--" if math.isnan(column.lr) else lr_text(column.lr) for column in columns]
         rows.append((Cell("at LR"), *map(Cell, rates)))
     if any(np.isfinite(column.runs["gen_nll"]).any() for column in columns):
-        rows.append((Cell(NLL_TITLES[GENERATIVE]), *(_generative(column) for column in columns)))
+        rows.append((Cell(NLL_TITLES[GENERATIVE]), *(_generative(column, columns) for column in columns)))
     rows.append((Cell("Model size"), *(_size(column) for column in columns)))
     widths = ("auto", *("1fr",) * len(columns))
     heads = (("", 1), *((group.heading, len(group.columns)) for group in groups))
@@ -85,10 +85,15 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     )
 
 
-def _generative(column: Value) -> Cell:
+def _fit(cell: Cell, columns: Sequence[Value]) -> Cell:
+    """Return a cell in short lines if the table has many columns."""
+    return narrow(cell) if len(columns) > MOST_WIDE else cell
+
+
+def _generative(column: Value, columns: Sequence[Value]) -> Cell:
     spread = Spread.of(column.runs.loc[column.runs["lr"] == column.lr, "gen_nll"])
     detail = "\n".join(filter(None, (spread.detail() if spread.n else "", column.diverged)))
-    return narrow(Cell(f"{spread.median:.3f}" if spread.n else "--", detail))
+    return _fit(Cell(f"{spread.median:.3f}" if spread.n else "--", detail), columns)
 
 
 def _size(column: Value) -> Cell:
@@ -164,14 +169,25 @@ PANELS_PER_ROW = 3
 TURNED_DEGREES, LABEL_GAP = 35, 3  # overlapping labels are turned; gap in pixels between labels
 CAPTION = (
     "Validation NLL against one setting at a time, the others at the base's, whose value has the ring. Points: "
-    "seeds; line: their median; ×: diverged runs of all runs there."
+    "seeds; line: their median{lost}."
 )
+LOST = "; ×: diverged runs of all runs there"
 
 
 def figures(study: Study) -> Figures:
     """Draw one figure for each base with a finite NLL, "ablation-0" and on."""
-    drawn = [_figure(each, looks(study), wording.nats(study)) for each in ablations(study)]
-    return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
+    found = ablations(study)
+    drawn = [_figure(each, looks(study), wording.nats(study)) for each in found]
+    captions = [CAPTION.format(lost=LOST if _has_diverged(each) else "") for each in found]
+    return {
+        f"ablation-{index}": Captioned(figure, caption)
+        for index, (figure, caption) in enumerate(zip(drawn, captions, strict=True))
+        if figure is not None
+    }
+
+
+def _has_diverged(ablation: Ablation) -> bool:
+    return any(np.isinf(column.by_seed).any() for group in ablation.groups for column in group.columns)
 
 
 applies = has_data(ablations)
@@ -183,19 +199,18 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def _figure(ablation: Ablation, styles: Mapping[str, Look], unit: str) -> Figure | None:
-    """Draw one panel for each setting of an ablation; None without a finite NLL; ``unit``: end of the label."""
-    if not any(math.isfinite(group.best) for group in ablation.groups):
+    """Draw a panel for each setting with two values; None without a finite NLL; ``unit``: end of the label."""
+    groups = [group for group in ablation.groups if len(group.columns) > 1]
+    if not any(math.isfinite(group.best) for group in groups):
         return None
-    columns = min(PANELS_PER_ROW, len(ablation.groups))
-    figure, axes = panel_grid(
-        len(ablation.groups), columns, 2.3, 0, WIDTH_INCHES * (0.25 + 0.25 * columns), sharey=True
-    )
-    for index, (ax, group) in enumerate(zip(axes, ablation.groups, strict=True)):
+    columns = min(PANELS_PER_ROW, len(groups))
+    figure, axes = panel_grid(len(groups), columns, 2.3, 0, WIDTH_INCHES * (0.25 + 0.25 * columns), sharey=True)
+    for index, (ax, group) in enumerate(zip(axes, groups, strict=True)):
         base = ablation.base if ablation.base in styles else group.columns[0].series
         _panel(ax, group, styles[base], styles)
         if index % columns == 0:
             ax.set_ylabel(f"validation {'NLL' if unit else 'loss'}{unit}")
-    _turn_labels(figure, math.ceil(len(ablation.groups) / columns))
+    _turn_labels(figure, math.ceil(len(groups) / columns))
     return figure
 
 
@@ -230,7 +245,7 @@ def _label_height(figure: Figure) -> float:
 def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> None:
     """Draw one setting's NLLs: positive numbers on a log axis, other values side by side.
 
-    Each value has the colour of its series, a value that is a name also its marker. ``look`` is the base's.
+    Numbers have the base's ``look``, a value that is a name has its series' colour and marker.
     """
     log = group.numeric and all(column.value > 0 for column in group.columns)
     places = [float(column.value) if group.numeric else float(index) for index, column in enumerate(group.columns)]
@@ -238,7 +253,8 @@ def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> No
     if group.numeric:
         ax.plot(places, medians, color=look.color, zorder=3)
     for place, column, median in zip(places, group.columns, medians, strict=True):
-        color, marker = styles[column.series].color, look.marker if group.numeric else styles[column.series].marker
+        style = look if group.numeric else styles[column.series]
+        color, marker = style.color, style.marker
         if not group.numeric:
             ax.plot(place, median, "_", color=color, markersize=14, zorder=3)
         finite = column.by_seed[np.isfinite(column.by_seed)]

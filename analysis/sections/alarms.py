@@ -96,7 +96,7 @@ def _within(found: Estimate, form: str) -> str:
 
 
 def table(study: Study) -> Table | None:
-    """Return one row per signal: warned runs, by chance, leads, false alarms, and the claim on it; None without."""
+    """Return one row per signal that is judged: warned runs, by chance, leads, false alarms, its claim; or None."""
     claims = {each.test: each for each in judge(study)}
     rows = [
         (
@@ -110,7 +110,7 @@ def table(study: Study) -> Table | None:
             _claimed(claims.get((TEST, each.signal.name))),
         )
         for each in judged(study)
-        if each.broken or each.runs
+        if each.broken
     ]
     limits = [f"{each.signal.name} {each.signal.limit:g}" for each in judged(study) if each.signal.limit is not None]
     caption = (
@@ -122,7 +122,7 @@ def table(study: Study) -> Table | None:
         "onset; false alarms: their beginnings per 1,000 steps of these runs. Both are of the curves with broken runs, "
         "from the lowest rate at which one broke (if none held there, the largest at which one did). Below: 95 % "
         "intervals over groups of runs with one mechanism, settings and seed; for shares at least Clopper and "
-        f"Pearson's, with groups (by chance: {HORIZON} steps) as trials. Earned before the loss: mean over groups of "
+        f"Pearson's, with groups (by chance: {HORIZON} steps) as trials. Gain on the loss: mean over groups of "
         "the lead, 0 without an alarm in time, less the mean lead by chance, both less the loss's; below, its interval "
         "(Welch's, of two groups their range) and the verdict on “warns before the training loss does”."
     )
@@ -134,7 +134,7 @@ def table(study: Study) -> Table | None:
         "lead",
         "before the loss",
         "false alarms",
-        "earned before the loss",
+        "gain on the loss",
     )
     return Table("Which signal warns", caption, header, tuple(rows)) if rows else None
 

@@ -223,7 +223,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
     told = states_explained(study.curvature) + state_ratio(study) + base_rates(study) + step_terms(study)
-    explained = paragraph(told) + paragraph(EXPLAINED + explain_pieces(study))
+    explained = paragraph(told) + paragraph(explain(study) + explain_pieces(study))
     explained += paragraph(absent) if absent else ()
     return head + explained + pictures(drawn) + paragraph(verification(study)) + shown(alpha_tables(study))
 
@@ -262,25 +262,39 @@ def state_ratio(study: Study) -> str:
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the loss along a step with its explanation, and a table, from the run's own state if measured."""
     if not phases_and_states(study):
-        return body(study, drawn)
-    along = paragraph(EXPLAINED + explain_pieces(study)) + drawn[NAME] if NAME in drawn else ()
+        absent = explain_undefined_states(study)
+        return heading(TITLE) + (paragraph(absent) if absent else ())
+    along = paragraph(explain(study) + explain_pieces(study)) + drawn[NAME] if NAME in drawn else ()
     tables = alpha_tables(study)
-    own = [each for each in tables if f"“{OWN_STATE}”" in each.title]
+    own = [each for each in tables if state_text(OWN_STATE) in each.title]
     return heading(TITLE) + along + shown((own or tables)[:1])
 
 
 NAME = "alpha-along-step"
 EXPLAINED = (
-    "Why α_max grows with the rate of training: α_max = −2 · slope / curvature describes the weights that a run has "
-    "reached, not the model. To second order the loss along a step is a parabola, back at its start at α_max. A run "
-    "leaves regions whose curvature along its steps is too large for its rate; so a run at a larger rate ends in a "
-    "flatter region, with a larger α_max. α_max is therefore no recommended rate: it says how far a step can go from "
-    "these weights. α_max / α compares runs."
+    "α_max = −2 · slope / curvature describes the weights that a run has reached, not the model. To second order the "
+    "loss along a step is a parabola, back at its start at α_max.{growth} α_max is no recommended rate: it says how "
+    "far a step can go from these weights. α_max / α compares runs."
+)
+GROWTH = (
+    " α_max grows with the rate of training: a run leaves regions whose curvature along its steps is too large for its "
+    "rate, and ends in a flatter one."
 )
 ALONG_CAPTION = (
     "Loss along a step of {series} at three rates of training, from the recorded slope and curvature of the step with "
     "the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
 )
+
+
+def explain(study: Study) -> str:
+    """Return the meaning of α_max; that it grows with the rate is said only if it does so here."""
+    steps = typical_steps(study, _first_series(study))["alpha_max"]
+    return EXPLAINED.format(growth=GROWTH if len(steps) > 1 and steps.is_monotonic_increasing else "")
+
+
+def _first_series(study: Study) -> str:
+    """Return the first series of the reference's mechanism."""
+    return next(name for name in study.series if study.of(name)["mechanism"].iloc[0] == study.reference)
 
 
 def typical_steps(study: Study, series: str) -> Frame:
@@ -301,8 +315,7 @@ def typical_steps(study: Study, series: str) -> Frame:
 
 def step_figure(study: Study) -> tuple[str, Figure] | None:
     """Draw the reference's loss along typical steps; None below two measured rates."""
-    names = [name for name in study.series if study.of(name)["mechanism"].iloc[0] == study.reference]
-    series = names[0]
+    series = _first_series(study)
     steps = typical_steps(study, series)
     if len(steps) < 2:
         return None

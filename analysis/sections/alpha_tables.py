@@ -46,8 +46,8 @@ from analysis.words import count_range, join_words, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
 PALE = (
-    "Grey, in plain text in parentheses: most runs learned nothing. % stable says that steps lower their batch's loss, "
-    "not that training succeeds"
+    "Grey (in plain text: in parentheses): most runs learned nothing. % stable says that steps lower their batch's "
+    "loss, not that training succeeds"
 )
 CELLS = (
     "Left: median α_max over the steps where it is finite; below it the range of the single runs' medians, and n, the "
@@ -120,13 +120,17 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     known = set(count["series"]) - {*series_with_results(study, count), *undefined}
     unmeasured = [name for name in study.series if name in known]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
-    lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
+    of_series = count[~count["series"].isin(undefined)]
+    known_lrs = set(of_series.loc[of_series["outcome"].isin(COUNTED), "run_lr"])
+    lrs = sorted(known_lrs or set(of_series["run_lr"]))
     of_rate, nothing = dict(iter(shown[["series", "alpha_max", "run_lr"]].groupby("run_lr"))), shown.iloc[:0]
     body = tuple(alpha_row(of_rate.get(lr, nothing), count[count["run_lr"] == lr], lr, series) for lr in lrs)
     lost, rule = _lost(shown) + _undefined_text(study, phase, state, series), counting_rule(study, rows, phase)
     how = describe_protocol_in(study, shown, state) + base_rates(study) + terms_in_brief(study)
     absent = f" Not measured at all: {join_words(unmeasured)}." if unmeasured else ""
     absent += f" Not defined here: {join_words(undefined)}." if undefined else ""
+    left = sorted(set(of_series["run_lr"]) - set(lrs))
+    absent += f" Not measured at {plural(len(left), 'further rate')}." if left else ""
     steps = f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
     pale = f"{PALE}. " if any(cell.pale for row in body for cell in row) else ""
     caption = (

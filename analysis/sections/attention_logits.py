@@ -40,9 +40,11 @@ PREDICTED = " Predicted: by the law of the sizes above, with its 80 % interval."
 CAPTION = f"{VALUE} against learning rate. Points: seeds; line: their median; dashed: 10⁴."
 SIZES_CAPTION = (
     f"{VALUE} against learning rate, a colour for each size. Points: seeds; line: their median; dashed: 10⁴, above "
-    "which all runs of Wortsman et al. (2023) diverged. Right: the rate at which it passes 10⁴, with its standard "
-    "error. Line and shade: the law and its 80 % interval, to twice the largest size. Cross: what the law of the "
-    "smaller sizes says of the largest."
+    "which all runs of Wortsman et al. (2023) diverged."
+)
+PASSING_CAPTION = (
+    " Right: the rate at which it passes 10⁴, with its standard error. Line and shade: the law and its 80 % interval, "
+    "to twice the largest size. Cross: what the law of the smaller sizes says of the largest."
 )
 
 
@@ -114,7 +116,9 @@ def sentences(study: Study) -> list[str]:
 def figures(study: Study) -> Figures:
     found = [(group, own) for group, own in of_sizes(study) if len(group.axes) == 1]
     if found:
-        return {NAME: Captioned(_draw_sizes(found[:MOST_PANELS]), SIZES_CAPTION)}
+        found = found[:MOST_PANELS]
+        passing = PASSING_CAPTION if _passes(found) else ""
+        return {NAME: Captioned(_draw_sizes(found), SIZES_CAPTION + passing)}
     figure, styles = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained"), looks(study)
     ax = figure.subplots()
     drawn = {name: look for name, look in styles.items() if _draw_logits(ax, read_logits(study, name), look.color)}
@@ -123,14 +127,18 @@ def figures(study: Study) -> Figures:
     return {NAME: Captioned(figure, CAPTION)}
 
 
+def _passes(found: Sequence[tuple[Group, Sequence[Growth]]]) -> bool:
+    """Return whether a rate of passing is known; a panel without one has no scale."""
+    return any(not growth.reason for _, own in found for growth in own)
+
+
 def _draw_sizes(found: Sequence[tuple[Group, Sequence[Growth]]]) -> Figure:
     axis = found[0][0].axes[0]
     sizes = sorted({growth.size[axis] for _, own in found for growth in own})
     colors = {size: colormaps["viridis"](0.88 * at / max(1, len(sizes) - 1)) for at, size in enumerate(sizes)}
     figure = Figure(figsize=(WIDTH_INCHES, 2.9), layout="constrained")
-    passes = any(not growth.reason for _, own in found for growth in own)  # a panel without a rate has no scale
-    panels = list(figure.subplots(1, len(found) + passes, squeeze=False).ravel())
-    last = panels.pop() if passes else None
+    panels = list(figure.subplots(1, len(found) + _passes(found), squeeze=False).ravel())
+    last = panels.pop() if _passes(found) else None
     for ax, (group, own) in zip(panels, found, strict=True):
         for growth in own:
             _draw_logits(ax, growth.table, colors[growth.size[axis]])

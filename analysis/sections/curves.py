@@ -83,7 +83,7 @@ def _drop_unreached(line: Frame) -> Frame:
 
 
 EARLY_SHARE = 5  # the early panel shows the first fifth of the steps
-SERIES_PER_FIGURE, RATES_PER_ROW = 5, 3
+SERIES_PER_FIGURE, RATES_PER_ROW = 5, (3, 4)
 POINTS = 400  # drawn of a line
 CAPTION = (
     "Training loss against step by mechanism, as in the consensus paper's Figure 7, early (left, averaged over a "
@@ -237,7 +237,8 @@ def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans
 def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Figure:
     """Draw a panel for each learning rate, a line for each series."""
     styles, lrs = looks(study), sorted(drawn.rows["run_lr"].unique())
-    figure, axes = panel_grid(len(lrs), min(RATES_PER_ROW, len(lrs)), 1.6, 0.75, sharex=True, sharey=True)
+    columns = min(min(RATES_PER_ROW, key=lambda row: math.ceil(len(lrs) / row)), len(lrs))
+    figure, axes = panel_grid(len(lrs), columns, 1.6, 0.75, sharex=True, sharey=True)
     for index, lr in enumerate(lrs):
         for name in names:
             if (name, lr) in span.curves:
@@ -245,10 +246,10 @@ def _draw_by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -
         axes[index].set_title(f"LR {lr_text(lr)}", loc="left", fontweight="bold")
         axes[index].set_ylim(*span.limits)
         axes[index].set_xlim(span.start, span.stop)
-        if index + RATES_PER_ROW >= len(lrs):
+        if index + columns >= len(lrs):
             axes[index].set_xlabel("step")
             axes[index].tick_params(labelbottom=True)
-        if index % RATES_PER_ROW == 0:
+        if index % columns == 0:
             axes[index].set_ylabel(f"loss{wording.nats(study)}")
     mechanism_legend(figure, {name: styles[name] for name in names}, _marks(drawn.rows), markers=False)
     return figure

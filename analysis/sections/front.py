@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
+from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
@@ -25,7 +26,7 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
 from analysis.study.once import once_per_study
-from analysis.words import join_words, lr_text, plural
+from analysis.words import join_words, lr_text, plural, value_text
 from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 # Names of figures in order of preference.
@@ -40,6 +41,7 @@ TELLING = (
 )
 ENDS = ("diverged", EXPLODED, "spiked", LEARNED_NOTHING, "failed", "running", "interrupted", "stopped", "queued")
 FEW_SERIES = 4
+MOST_SETTINGS = 2  # whose values the first page gives for the base
 LINE = 110  # characters
 TITLE_LINE, TITLE_LINES = 60, 2  # characters; lines of a title for which there is room
 MOST_LINES, MOST_LINES_LOW = 35, 39  # lines of text on the first page beside a figure of full height, a lower one
@@ -48,8 +50,7 @@ ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
     "steps; line: median of the finite ones; triangles with their number: steps without positive curvature (α_max is "
     "∞) or without descent (0). Above the dashed line (shaded) the training's own step lowers its batch's loss, to "
-    "second order. α_max is no recommended rate: training at a larger rate leads to flatter places, and it may lie far "
-    "above the rate of a run that learned nothing."
+    "second order. α_max is no recommended rate: it may lie far above the rate of a run that learned nothing."
 )
 CURVES_CAPTION = (
     "Training loss against step by learning rate, averaged over a twentieth of the run: median over seeds, ending "
@@ -161,12 +162,24 @@ def describe_runs(study: Study) -> str:
     ended = join_words(f"{counts[status]} {status}" for status in ENDS if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     shown = runs[runs["series"].isin(best_series(study))]
+    varied = [column for column in ("cross", "residual") if runs[column].nunique() > 1]
+    short = [*shown["mechanism"], *(each for name in varied for each in shown[name]), *runs["objective"]]
     weights = wording.weights(study)
     said = [
         f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
         f"{of}; {ended or 'none diverged'}.",
         f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
-        spell([*shown["mechanism"], *runs["objective"]]),
+        spell(short),
+        _describe_bases(study),
     ]
     return " ".join(filter(None, said))
+
+
+def _describe_bases(study: Study) -> str:
+    """Return the base's value of each varied setting, e.g. "sa alone: ffn=moe."; "" of more than two settings."""
+    found = [(each.base, group) for each in ablations(study) for group in each.groups]
+    if len(found) > MOST_SETTINGS:
+        return ""
+    parts = [f"{base} alone: {group.setting or group.part}={value_text(group.base_value)}" for base, group in found]
+    return f"{'; '.join(parts)}." if parts else ""

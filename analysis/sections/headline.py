@@ -26,7 +26,7 @@ from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.unlearned import unlearned
-from analysis.words import join_words, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power, significant
 from stability.runs.words import LEARNED_NOTHING
 
 MOST_LINES = 20  # with what a sweep prints before and after: 25
@@ -94,12 +94,12 @@ def _narrow(table: Table, seeds: str) -> list[str]:
 def best_series(study: Study) -> list[str]:
     """Return the series of the answer: all in the study's order, or of many the first ones by NLL.
 
-    Of an ablation over rates: the base, and those that can be pushed furthest, in that order.
+    Of an ablation over rates: base and reference, and those that can be pushed furthest, in that order.
     """
     if len(study.series) < MOST_ROWS:
         return list(study.series)
     if ranked := rank_variants(study):
-        bases = [name for name in ranked if name in set(study.runs["base"])][:1]
+        bases = [*dict.fromkeys([name for name in ranked if name in set(study.runs["base"])][:1] + [study.reference])]
         first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
     return _rank(study)[:MOST_ROWS]
@@ -292,7 +292,7 @@ def _step_text(seconds: float) -> str:
 def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tuple[Cell, ...]:
     series, found = numbers.series, windows(study)[numbers.series].median
     spread = Spread.of(numbers.step_s.values())
-    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_text(spread.median) if spread.n else "--"))
+    last = (spread_cell(numbers.ratio, significant), Cell(_step_text(spread.median) if spread.n else "--"))
     if found is None:
         runs = study.of(series)
         why, has_failed = Cell(explain_absence(runs)), (runs["status"] == "diverged").any()
@@ -316,11 +316,11 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
 
 
 def _failure_text(study: Study, series: str, found: Window) -> str:
-    """Return the first failure's rate and runs; without one, the share of the learning lost beyond the own window."""
+    """Return the first failure's rate and runs; without one, the share of the learning lost at the last rate."""
     failure = first_failure(study, series, found)
     if failure is not None:
         return f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}"
-    lost = None if found.open_high else share_lost(study, series, found)
+    lost = share_lost(study, series, found)
     return "none" if lost is None else f"{lr_text(lost[0])}: {100 * lost[1]:.0f} % lost"
 
 

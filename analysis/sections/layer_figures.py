@@ -19,7 +19,7 @@ from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import Spread
-from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, layer_and_filter
+from analysis.sections.layers import QK_TABLES, SPECTRA_TABLES, layer_and_filter, ropes_of
 from analysis.sections.section import Figures, Section, draw_by_phase, make_body
 from analysis.study.load import Frame, Study
 from analysis.words import wrap
@@ -29,10 +29,9 @@ FILTER_CAPTION = (
     "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over "
     "the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard "
     "errors of the "
-    "quadrature). " + layer_and_filter(()) + " "
-    "Softmax attention: singular values of A on the signals without a mean. Mean "
-    "over heads, sequences and seeds. Triangles: what the layer itself left, the root of its measured variance after "
-    "over before, medians as in the next figure."
+    "quadrature). {filter} Softmax attention: singular values of A on the signals without a mean. Mean over heads, "
+    "sequences and seeds. Triangles: what the layer itself left, the root of its measured variance after over before, "
+    "medians over heads and sequences, then over seeds."
 )
 ENERGY_CAPTION = (
     "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: "
@@ -241,8 +240,9 @@ def probed_phases(study: Study) -> list[str]:
 
 def _graph_figures(study: Study) -> Figures:
     phases = probed_phases(study)
+    caption = FILTER_CAPTION.replace("{filter}", layer_and_filter(ropes_of(study)))
     return {
-        **draw_by_phase(study, "filter", phases, filter_figures, FILTER_CAPTION),
+        **draw_by_phase(study, "filter", phases, filter_figures, caption),
         **draw_by_phase(study, "energy", phases, energy_figures, ENERGY_CAPTION),
     }
 

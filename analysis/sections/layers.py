@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from analysis.measures import (
 )
 from analysis.numbers.spread import MEDIAN_RULE
 from analysis.sections.probed import Probed, ProbeTables, one_table
-from analysis.study.load import Column, Frame
+from analysis.study.load import Column, Frame, Study
 from analysis.words import power
 
 CONSENSUS, ATTENTION = "consensus", "attention"
@@ -61,11 +62,12 @@ QK_MEASURES = tuple(
 
 def _tables(found: Probed) -> list[Table]:
     """Return a table of consensus layers and one of attention for each phase."""
+    ropes = ropes_of(found.study) if found.study is not None else found.ropes
 
     def of_phase(part: Frame, phase: str) -> list[Table]:
         kinds, held_out = np.where(part["step_size"].notna(), CONSENSUS, ATTENTION), found.words.held_out
         return [
-            _consensus_table(part[kinds == CONSENSUS], phase, held_out, found.origin, found.ropes),
+            _consensus_table(part[kinds == CONSENSUS], phase, held_out, found.origin, ropes),
             _attention_table(part[kinds == ATTENTION], phase, held_out, found.origin),
         ]
 
@@ -73,6 +75,11 @@ def _tables(found: Probed) -> list[Table]:
 
 
 SPECTRA_TABLES = ProbeTables(("spectra",), _tables)
+
+
+def ropes_of(study: Study) -> set[str]:
+    """Return the settings ``rope`` of the study's consensus layers, by the readings that its runs record."""
+    return set(re.findall(r"\brope=(\w+),", " ".join(study.runs["reading"])))
 
 
 def layer_and_filter(ropes: Collection[str]) -> str:

@@ -204,13 +204,12 @@ COUNTED = ("diverged", EXPLODED, LEARNED_NOTHING)  # the tables of NLLs count th
 
 
 def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:
-    """Return the runs that failed, spiked, are missing or were held up by guards; the others are counted."""
-    counts = shown_states(study.runs).value_counts()
-    told = join_words(f"{counts[status]} {status}" for status in COUNTED if status in counts)
-    short = " ".join(filter(None, (f"{told}: the table of NLLs counts them." if told else "", cut_short(study))))
-    if (study.runs["status"] == "stable").all() and trouble_table(study) is None:
-        return troubles_body(study, drawn)
-    return heading(TROUBLED) + (paragraph(short) if short else ()) + shown([trouble_table(study, COUNTED)])
+    """Return the runs that failed, spiked, are missing or were held up by guards; () without any.
+
+    The first page and the table of NLLs count the others.
+    """
+    short, table = cut_short(study), trouble_table(study, COUNTED)
+    return heading(TROUBLED) + (paragraph(short) if short else ()) + shown([table])
 
 
 TROUBLES = Section(
@@ -227,7 +226,7 @@ EXPLAINED = {
     BEYOND: "NLL beyond: mean NLL over the rates above the reference's window, a diverged run counting as untrained",
     STABLE: "% stable: share of terminal steps below α_max at the highest common rates, run's own state",
     RATIO: "α_max / α: at each one's best rate",
-    COST: "time of a step: over the reference's; by the runs' own clocks if without an interval",
+    COST: "time of a step: over the reference's",
 }
 
 
@@ -238,13 +237,16 @@ def reference_table(study: Study) -> Table | None:
     found = against_reference(claims)
     names = list(dict.fromkeys(name for quantities in found.values() for name in quantities if name))
     bests = [name for name in names if name.startswith(BEST)]
-    columns = [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, COST) if name in names]
+    is_timed = any(quantities[COST].interval for quantities in found.values() if COST in quantities)
+    costs = [COST] if is_timed else []  # the first page has the runs' own clocks
+    columns = [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, *costs) if name in names]
     if not columns:
         return None
     rows = tuple(_row(series, plains[series], quantities, columns) for series, quantities in found.items())
     explained = "; ".join(text for name, text in EXPLAINED.items() if name in columns)
+    explained = f": {explained}" if explained else ""
     caption = (
-        f"Paired differences over seeds, mechanism less reference: {explained}. Below: interval (95 % by Student's t, "
+        f"Paired differences over seeds, mechanism less reference{explained}. Below: interval (95 % by Student's t, "
         "for two seeds their range), then the verdict on “better than the reference”: wider window, lower NLL, more "
         f"stable steps, larger α_max / α, less time. {correction_note(claims)}"
     )

@@ -295,4 +295,11 @@ def has_learned(study: Study) -> bool:
 
 
 applies = has_data(lambda study: has_early(study) and has_learned(study))
-SECTION = Section(body, applies, figures, tables)
+
+
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the first table; without one the first page says that nothing is known."""
+    return heading(TITLE) + shown(tables_of(evidence(study))[:1])
+
+
+SECTION = Section(body, applies, figures, tables, brief)

@@ -10,7 +10,6 @@ from analysis.claims.claim import Claim, interval_text, signed, verdict_of, word
 from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.comparison import Comparison
 from analysis.numbers.logit_growth import LATE_ROWS
 from analysis.numbers.routing import LOAD, LOG, compare_collapse, read_routing
 from analysis.numbers.windows import VALIDATION, median_line, outcomes, windows
@@ -108,34 +107,37 @@ def collapse_claim(study: Study, series: str) -> Claim:
             verdict_of(result),
             statement=f"{series}: routing collapses before the loss does",
             n=result.n,
-            effect=_effect(result),
-            interval=interval_text(result.interval, result.n, "decades"),
-            finding=f"{series}: {_finding(result)}",
+            effect=_effect(_from_edge(result.size)),
+            interval=interval_text(_from_edge(result.interval), result.n, "decades"),
+            finding=f"{series}: {_finding(_from_edge(result.size))}",
             differences=result.differences,
             more_runs=result.more_runs,
         )
     )
 
 
-def _effect(result: Comparison) -> str:
-    low, high = result.size
+def _from_edge(bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return bounds of the rate of collapse over the window's upper edge, in decades, of those of the inverse."""
+    return -bounds[1], -bounds[0]
+
+
+def _effect(size: tuple[float, float]) -> str:
+    low, high = size
     if low == high:
         return f"{signed(low)} decades"
     return f"{'≤ ' if math.isinf(low) else '≥ '}{signed(high if math.isinf(low) else low)} decades"
 
 
-def _finding(result: Comparison) -> str:
-    low, high = result.size
+def _finding(size: tuple[float, float]) -> str:
+    low, high = size
     if math.isinf(low) and math.isinf(high):
         return "neither routing nor loss has an edge among the swept rates of every seed"
-    if math.isinf(low):
-        return (
-            f"some seed’s routing collapses at no swept rate; the loss is lost at least {abs(high):.2f} decades below"
-        )
     if math.isinf(high):
-        return f"some seed’s loss is lost at no swept rate; routing collapses at least {abs(low):.2f} decades below"
-    side = "below" if low + high > 0 else "above"
-    return f"routing collapses {abs(low + high) / 2:.2f} decades {side} the learning rate that loses the loss"
+        return f"some seed’s routing collapses at no swept rate; the loss is lost at least {abs(low):.2f} decades below"
+    if math.isinf(low):
+        return f"some seed’s loss is lost at no swept rate; routing collapses at least {abs(high):.2f} decades below"
+    side = "above" if low + high > 0 else "below"
+    return f"routing collapses {abs(low + high) / 2:.2f} decades {side} the upper edge of the stable window"
 
 
 TABLES = list_one(table)

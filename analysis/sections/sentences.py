@@ -14,7 +14,7 @@ from analysis.numbers.early_measurements import has_early
 from analysis.numbers.learning import reasons_untrained
 from analysis.sections.prediction import conclusion
 from analysis.study.load import Study
-from analysis.words import join_words, plural, power
+from analysis.words import join_words, plural, power, significant
 
 NAMED = 4  # claims in a sentence
 UNDECIDED = "Undecided"  # begins the sentence that counts the open comparisons
@@ -34,7 +34,8 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     # a theorem that holds is no finding
     claims = [claim for claim in judged if claim.verdict != "not judged" and not layers.confirms_theorem(claim)]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
-    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most)
+    corrected = _number([claim for claim in claims if math.isfinite(claim.p) and not claim.is_primary])
+    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most, corrected)
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
     compared = compared or _say_apart(judged)
     said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
@@ -51,8 +52,14 @@ def _say_ranking(study: Study) -> str:
     return f"{sentence(limits(study, study.series, '')[1])} up to {', '.join(named)}."
 
 
-def _say_supported(claims: list[Claim], most: int) -> str:
-    """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision."""
+def _say_supported(claims: list[Claim], most: int, number: int) -> str:
+    """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision.
+
+    Args:
+        claims: the claims but those on signals.
+        most: largest number of claims named.
+        number: of comparisons that Holm's correction is for, those on signals included.
+    """
     apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
     compared = [claim for claim in reversed(apart.values()) if claim.finding]
     decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
@@ -65,7 +72,6 @@ def _say_supported(claims: list[Claim], most: int) -> str:
     if not near:
         return ""
     nearest = min(near, key=_distance)
-    number = _number([claim for claim in compared if math.isfinite(claim.p)])
     corrected = f" after correction for {number} comparisons" if number > 1 else ""
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
@@ -158,7 +164,9 @@ def _say_alpha(study: Study) -> str:
     if not known:
         return ""
     low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-    range_text = f"{known[low]:.2g} ({low})" + (f" to {known[high]:.2g} ({high})" if low != high else "")
+    ends = [f"{significant(known[name])} ({name})" for name in dict.fromkeys((low, high))]
+    is_one = len({text.partition(" (")[0] for text in ends}) < len(ends)
+    range_text = f"about {significant(known[low])}" if is_one else " to ".join(ends)
     above = (
         "above 1, so a step at the best rate still lowers its batch's loss"
         if known[low] > 1

@@ -26,10 +26,14 @@ from analysis.sections.probed import Probed, one_table
 from analysis.sections.section import Captioned, Drawn, Figures, Section, has_probes, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import join_words, plural, power, wrap
+from analysis.words import join_words, plural, power, significant, wrap
 from stability.runs.words import Words
 
-FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{100 * value:.3g} %", "error": power}
+FORMS: dict[str, Form] = {
+    "largest": lambda value: significant(value, 4),
+    "share": lambda value: f"{100 * value:.3g} %",
+    "error": power,
+}
 
 
 def _measure(label: str, matrix: str, quantity: str, which: str) -> Measure:

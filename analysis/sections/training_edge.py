@@ -29,7 +29,7 @@ from analysis.sections.section import (
 )
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import lr_text, plural, power
+from analysis.words import lr_text, plural, power, significant
 
 TITLE, NAME, LOG = "How near the edge of stability a run trains", "training-edge", "edge"
 RATIOS = {"of_step": "α / α_max", "of_adam": "Adam’s sharpness over its threshold"}
@@ -123,7 +123,7 @@ def _first_beyond(values: Column, series: str) -> Cell:
     if len(own) == 0:
         return Cell("--")
     lr, value = (beyond.index[0], beyond.iloc[0]) if len(beyond) else (own.index[-1], own.iloc[-1])
-    return Cell(lr_text(float(lr)) if len(beyond) else "none", "diverged" if math.isinf(value) else f"{value:.2g}")
+    return Cell(lr_text(float(lr)) if len(beyond) else "none", "diverged" if math.isinf(value) else significant(value))
 
 
 def figures(study: Study) -> Figures:

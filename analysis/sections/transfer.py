@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import matplotlib
 
+from analysis.claims.judging import judge
+from analysis.claims.reference import against_reference
 from analysis.drawing.pieces import Picture, Pieces, box, heading, shown
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Cell, Table
@@ -34,7 +36,7 @@ from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.words import join_words, plural, power
+from analysis.words import join_words, plural, power, significant
 
 TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
@@ -206,7 +208,7 @@ def describe_trials(group: Group) -> str:
     tried = [_trial_text(trial) for trial in group.trials if trial.rule in (LAW, SMALLEST, LAST)]
     truth = largest.best.open or f"best {power(largest.best.lr)}"
     place = f"{group.name} at {group.describe(largest.size)}"
-    return f"{place} from the smaller sizes ({truth}): {'; '.join([*tried, *_beside_text(group)])}."
+    return f"Back-test of {place} ({truth}), from the smaller sizes: {'; '.join([*tried, *_beside_text(group)])}."
 
 
 def _beside_text(group: Group) -> list[str]:
@@ -214,16 +216,17 @@ def _beside_text(group: Group) -> list[str]:
     said, largest = group.predict_largest(), group.curves[-1]
     found = []
     if math.isfinite(said.edge):
-        known = f"{power(10**largest.edge)} found" if math.isfinite(largest.edge) else "no swept rate is too large"
-        found.append(f"the upper edge {power(10**said.edge)}, {known}")
+        known = f"found {power(10**largest.edge)}" if math.isfinite(largest.edge) else "no swept rate is too large"
+        found.append(f"upper edge: predicted {power(10**said.edge)}, {known}")
     if math.isfinite(said.ratio) and largest.numbers.ratio.n:
-        found.append(f"α_max/α {said.ratio:.2g}, {largest.numbers.ratio.median:.2g} found")
+        known = significant(largest.numbers.ratio.median)
+        found.append(f"α_max/α: predicted {significant(said.ratio)}, found {known}")
     return found
 
 
 def _trial_text(trial: Trial) -> str:
     inside = "" if math.isinf(trial.half) else f", {'inside' if trial.is_inside else 'outside'} its 80 % interval"
-    error = f", {_signed(trial.error)} decades{inside}" if math.isfinite(trial.error) else ""
+    error = f" ({_signed(trial.error)} decades{inside})" if math.isfinite(trial.error) else ""
     return f"{trial.rule} {power(10**trial.log_lr)}{error}, {_loss_text(trial)}"
 
 
@@ -257,7 +260,7 @@ def _prediction_text(group: Group, found: Prediction) -> str:
         places = join_words(group.describe(curve.size) for curve in open_at)
         parts.append(f"the upper edge is unknown, since at {places} no swept rate is too large")
     if not math.isnan(found.ratio):
-        parts.append(f"α_max/α about {found.ratio:.2g}")
+        parts.append(f"α_max/α about {significant(found.ratio)}")
     return "; ".join(parts)
 
 
@@ -363,7 +366,7 @@ def _cells(curve: Curve, rates: Sequence[float]) -> tuple[Cell, ...]:
         Cell(f"{curve.best_nll:.3f}" if math.isfinite(curve.best_nll) else "--"),
         Cell(power(10**edge) if math.isfinite(edge) else f"at least {at_least}" if at_least else "--"),
         spread_cell(curve.sensitivity(rates), "{:.3f}".format) if len(rates) >= FEWEST_SHARED else Cell("--"),
-        spread_cell(curve.numbers.ratio, "{:.2g}".format),
+        spread_cell(curve.numbers.ratio, significant),
     )
 
 
@@ -439,15 +442,19 @@ def matrix_table(group: Group) -> Table:
     return Table(f"Tuned at one size, used at another: {group.name}", caption, ("tuned at", *names), tuple(rows))
 
 
-def tables_of(groups: Sequence[Group]) -> list[Table]:
-    """Return the tables of laws, back-tests, NLLs and regrets."""
+def tables_of(study: Study) -> list[Table]:
+    """Return the tables of laws, back-tests, NLLs and regrets.
+
+    Where the series have references, their comparisons are corrected together, and NLLs have no second verdict.
+    """
+    groups, is_compared = groups_of(study), bool(against_reference(judge(study)))
     matrices = (matrix_table(group) for group in groups)
-    found = [law_table(groups), trial_table(groups), comparison_table(groups), *matrices]
+    found = [law_table(groups), trial_table(groups), None if is_compared else comparison_table(groups), *matrices]
     return [table for table in found if table is not None]
 
 
 def tables(study: Study, phases: Sequence[str]) -> list[Table | str]:
-    return [best_table(study), *tables_of(groups_of(study)), *sentences(study)]
+    return [best_table(study), *tables_of(study), *sentences(study)]
 
 
 def figures(study: Study) -> Figures:
@@ -457,12 +464,12 @@ def figures(study: Study) -> Figures:
 
 def body(study: Study, drawn: Drawn) -> Pieces:
     first = box(sentences(study)) + pictures(drawn)
-    return heading(TITLE) + first + shown([best_table(study), *tables_of(groups_of(study))])
+    return heading(TITLE) + first + shown([best_table(study), *tables_of(study)])
 
 
 def brief(study: Study, drawn: Drawn) -> Pieces:
     """Return the tables that the first page lacks, and its own with intervals."""
-    return heading(TITLE) + shown([best_table(study), *tables_of(groups_of(study))])
+    return heading(TITLE) + shown([best_table(study), *tables_of(study)])
 
 
 SECTION = Section(body, applies, figures, tables, brief)

@@ -20,9 +20,8 @@ SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "
 # Settings that define a mechanism's kind: part of the name if ablated or unusual.
 NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope",)}
 NAMED_IF_UNUSUAL = {"sc": ("step",)}  # further ones that are named only where they are unusual
-# Full names of abbreviated mechanisms and objectives.
+# Full names of abbreviated mechanisms, residual connections and objectives.
 SPELLED = {
-    "attentionx": "each value less the attention's output (consensus discrepancy)",
     "sa": "softmax self-attention", "sc": "self-consensus", "mix": "layers of self-attention, then of self-consensus",
     "sw": "sliding-window attention", "ca": "cross-attention", "cc": "cross-consensus",
     "fasa": "frequency-aware sparse attention", "fox": "attention with a forget gate (Forgetting Transformer)",
@@ -31,7 +30,11 @@ SPELLED = {
     "sparsek": "attention to the k best keys", "retnet": "multi-scale retention",
     "deltanet": "linear attention with the delta rule", "mamba": "selective state space model",
     "mamba2": "selective state space model, one decay per head", "titans": "neural memory trained while it reads",
+    "attentionx": "values less a multiple of their softmax attention (AttentionX)",
+    "hc": "hyper-connections", "mhc": "manifold-constrained hyper-connections",
+    "mhc_lite": "hyper-connections that are doubly stochastic by construction",
     "mlm": "masked language model", "ar": "next-token prediction", "multitrack": "masked tracks of a protein",
+    "score_entropy": "discrete diffusion by ratios of probabilities", "classify": "class of an image",
 }  # fmt: skip
 BLIND = "(blind)"  # suffix for mechanisms that hardly or never distinguish a text from its mirror image
 

@@ -61,7 +61,11 @@ def mechanisms(study: Study) -> str:
     parts = [f"{mechanism}: {'; '.join(filter(None, said))}" for mechanism, *said in rows if any(said)]
     is_any_blind = bool((study.runs["blind_to_order"] == 1).any())
     blind = [f"{BLIND}: hardly or never distinguishes a text from its mirror image"] if is_any_blind else []
-    return "; ".join([*parts, *blind])
+    text = "; ".join([*parts, *blind])
+    for explained in {f", {reading.partition(', ')[2]}" for *_, reading in rows if reading.startswith("rope=")}:
+        first, *others = text.split(explained)  # mix has the readings of its sc, too
+        text = first + explained + "".join(others)
+    return text
 
 
 def reference_rates(study: Study) -> str:

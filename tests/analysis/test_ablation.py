@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import assembly
 from analysis.claims import judging as claims
 from analysis.drawing.style import RC
 from analysis.numbers.ablations import ablations
@@ -384,6 +385,16 @@ def test_a_variant_of_another_feed_forward_network_is_named_by_its_label_alone(t
     assert set(study.of("sa ffn=moe")["model"]) == {models["ffn=moe"]}, "the table of runs keeps what was trained"
 
 
+def test_a_report_of_several_studies_has_settings_one_at_a_time_only_where_there_is_one_rate(tmp_path):
+    for name, lrs in (("one", (1e-3,)), ("two", (1e-3, 1e-2))):
+        pieces = [
+            each
+            for part in assembly.pieces(load(write_ablation(tmp_path / name, lrs=lrs)), "0-", "short")
+            for each in part
+        ]
+        assert ("One setting at a time" in [getattr(each, "text", "") for each in pieces]) == (name == "one")
+
+
 def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_leave_the_bases_best_nll(
     tmp_path, monkeypatch
 ):
@@ -402,6 +413,8 @@ def test_variants_are_ranked_by_how_far_their_rate_can_be_pushed_before_they_lea
     monkeypatch.setattr(headline, "RANKED_ROWS", 3)
     assert best_series(study) == ["sc window=4", "sc rank=1", "sc"], "of many the first, and the base"
     assert [row[0].text for row in answer_table(study).rows] == best_series(study)
+    beside = load(write_ablation(tmp_path / "sa", mechanisms=("sa", "sc"), lrs=(1e-4, 1e-3, 1e-2, 1e-1, 1.0), nll=nll))
+    assert beside.reference == "sa" and {"sa", "sc"} <= {*best_series(beside)}, "the title names the reference"
     first = sentences(study)[0]
     assert first.startswith("Within 5 % of sc's best NLL up to window=4 1.5e-1, rank=1 1.8e-2, rank=8 2.9e-3, sc")
     assert title(study).endswith("? sc to 1e-3–1e-2, with window=4 to 1e-1–1e0")

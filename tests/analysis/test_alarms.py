@@ -213,7 +213,7 @@ def test_the_table_of_signals_has_the_claim_on_each(tmp_path):
     """The first page counts these claims and sends its reader to the appendix."""
     study = with_signals(write_runs(tmp_path, [30, 20, 25]))
     table = section.table(study)
-    assert table is not None and table.header[-1] == "earned before the loss"
+    assert table is not None and table.header[-1] == "gain on the loss"
     cells, claims = {row[0].text: row[-1] for row in table.rows}, {each.test: each for each in judge(study)}
     claim = claims[signals.TEST, "gradient norm"]
     assert (cells["gradient norm"].text, cells["gradient norm"].bold) == (claim.effect, True)

@@ -22,10 +22,11 @@ from analysis.export import export_together
 from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together, summary
+from analysis.sections import alpha
 from analysis.sections.front import describe_runs
 from analysis.sections.headline import MOST_LINES, answer, answer_table, title
 from analysis.sections.nll_figures import nll_figure, window_figure
-from analysis.sections.overview import provenance_line
+from analysis.sections.overview import TROUBLED, provenance_line
 from analysis.sections.sentences import _say_signals, _say_undecided, sentences
 from analysis.study.load import load
 from stability.registry import Registry
@@ -289,13 +290,23 @@ def test_a_short_report_names_a_table_that_continues_with_other_series(tmp_path)
     assert "of the other series" not in missing("sa", "sc")
 
 
-def test_a_short_report_lists_failed_runs_and_counts_those_that_learned_nothing(tmp_path):
+def test_a_short_report_lists_failed_runs_and_leaves_those_that_learned_nothing_to_the_table_of_nlls(tmp_path):
     statuses = {("sa", 1e-1, 0): ("failed", "out of memory"), ("sa", 1.0, 1): ("plateaued", "planted")}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
     *_, last = assembly.pieces(found, pages="short")
     (table,) = [each for each in last if isinstance(each, Table)]
     assert [row[4].text for row in table.rows] == ["failed"]
-    assert "1 learned nothing: the table of NLLs counts them." in [getattr(each, "text", "") for each in last]
+    statuses.pop(("sa", 1e-1, 0))
+    found = study_of(tmp_path / "counted", {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
+    headings = [each.text for pieces in assembly.pieces(found, pages="short") for each in pieces if is_heading(each)]
+    assert "Validation NLL and the stable window" in headings and not {TROUBLED, alpha.TITLE} & {*headings}
+    assert {TROUBLED, alpha.TITLE} <= {
+        each.text for part in assembly.pieces(found) for each in part if is_heading(each)
+    }
+
+
+def is_heading(piece):
+    return isinstance(piece, Heading)
 
 
 def test_a_report_of_several_studies_leaves_out_what_their_front_pages_answer(quick, tmp_path):
@@ -306,7 +317,7 @@ def test_a_report_of_several_studies_leaves_out_what_their_front_pages_answer(qu
 
     both = read(build_together([load(quick), other], "both", tmp_path, "short"))
     alone, whole = read(build(quick, tmp_path, "short")), read(build_together([load(quick), other], "all", tmp_path))
-    heading = "Runs that diverged, failed, or learned nothing"
+    heading = "along the optimizer’s step"
     assert heading in alone and heading in whole and heading not in both
     assert both.count(f"{ELSEWHERE}: validation NLLs and windows, αmax") == 2
     assert both.count("What was run") >= 2 and ELSEWHERE not in alone + whole

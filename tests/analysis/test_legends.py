@@ -6,6 +6,7 @@ import matplotlib
 import pandas as pd
 import pytest
 
+from analysis.drawing.marks import entry, legend_columns
 from analysis.drawing.style import RC, WIDTH_INCHES
 from analysis.sections import connectivity_figures as connectivity
 from analysis.sections import curvature
@@ -16,6 +17,12 @@ from stability.runs import results
 from stability.runs.schema import SPECTRA_COLUMNS
 from tests.analysis.synthetic import QUICKSTART_LRS, write_study
 from tests.analysis.test_probe_analysis import filter_rows, spectra_row
+
+
+def test_a_narrow_figure_has_fewer_columns_in_its_legend():
+    handles = [entry("sa mhc_lite layers=24") for _ in range(4)]
+    assert legend_columns(handles) == 2 and legend_columns(handles, 0.5) == 1
+
 
 MECHANISMS = ("sc", "sa", "mix", "sw")
 EVERY_EDGE = [1e-3, 4e-3, math.inf, 0.0, math.nan]  # each with an entry of its own in the α_max legend

@@ -94,7 +94,7 @@ def test_nll_cells_are_medians_of_the_runs_with_divergences_counted(three):
 
 
 def test_alpha_cells_count_every_step_of_every_run(three):
-    table = next(table for table in alpha_tables("text", blocks(three)[:1]) if "paper" in table.title)
+    table = next(table for table in alpha_tables({"text": blocks(three)[:1]}) if "paper" in table.title)
     steps = three[0].curvature[three[0].curvature["state"] == "paper"]
     for lr, first in zip(LRS, ("5e-4", "1e-3", "5e-3"), strict=True):
         (row,) = cells(table, first)
@@ -108,19 +108,19 @@ def test_alpha_cells_count_every_step_of_every_run(three):
 
 
 def test_the_papers_numbers_stand_under_ours_at_their_own_place_alone(three, tmp_path):
-    table = next(table for table in alpha_tables("text", blocks(three)[:1]) if "paper" in table.title)
+    table = next(table for table in alpha_tables({"text": blocks(three)[:1]}) if "paper" in table.title)
     assert [[cell.text for cell in row] for row in cells(table, "paper")] == [
         ["paper", "2.6e-3", "2.9e-3", "100", "100"],
         ["paper", "1.5e-6", "6.7e-3", "0", "100"],
         ["paper", "—", "5.5e-3", "0", "67"],
     ]
     assert not any(
-        cells(table, "paper") for table in alpha_tables("text", blocks(three)[:1]) if "checkpoint”" in table.title
+        cells(table, "paper") for table in alpha_tables({"text": blocks(three)[:1]}) if "checkpoint”" in table.title
     )
     (protein,) = nll_tables("protein", blocks(three)[2:])
     assert [[cell.text for cell in row] for row in cells(protein, "mix, paper")] == [["mix, paper", "2.585", "2.519"]]
     other = write(tmp_path, "o", "text_55m", alpha=quickstart_alpha)
-    assert not any(cells(table, "paper") for table in alpha_tables("text", blocks([other])))
+    assert not any(cells(table, "paper") for table in alpha_tables({"text": blocks([other])}))
 
 
 def test_studies_of_one_place_are_not_averaged_and_their_common_runs_count_once(tmp_path):

@@ -166,7 +166,8 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
 
 def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     (consensus, _) = SPECTRA_TABLES.of_study(load(probed))
-    for text in (consensus.caption, FILTER_CAPTION):
+    assert "{filter}" in FILTER_CAPTION
+    for text in (consensus.caption, FILTER_CAPTION.replace("{filter}", layer_and_filter(()))):
         assert (
             "with mechanism.sc.rope=none the filter is the whole update, u − 2ηL̄u" in text
             and "with mechanism.sc.rope=gradient the filter is the whole update of the rotated ũ" in text

@@ -73,7 +73,10 @@ def test_verdicts_are_those_of_student_s_t(tmp_path):
     assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue) and found.n == 3 and found.paper == PAPER
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     assert found.interval == f"95 %: −{-low:.2f} to −{-high:.2f} decades"
-    assert "ΔNLL after the decay is 2.00 times that before" in decay["quantization decay sa 2"].text
+    assert (
+        "the decay changes ΔNLL by +0.30 decades, to 2.00 times that before (95 %: "
+        in decay["quantization decay sa 2"].text
+    )
 
 
 def test_the_opposite_is_not_supported_and_no_slope_undecided(tmp_path):

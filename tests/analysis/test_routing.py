@@ -73,7 +73,7 @@ def test_collapse_lies_between_the_last_rate_with_all_experts_and_the_next(dead,
 @pytest.mark.parametrize(
     ("lost_beyond", "collapsed_from", "verdict", "text"),
     [
-        (1e-1, 1e-2, "holds", "routing collapses 1.31 decades below the learning rate that loses the loss"),
+        (1e-1, 1e-2, "holds", "routing collapses 1.31 decades below the upper edge of the stable window"),
         (3e-3, 1e-1, "contradicted", "routing collapses 1.21 decades above"),
         (1e-2, 9.0, "contradicted", "routing collapses at no swept rate; the loss is lost at least 1.43 decades below"),
         (1e-2, 1e-1, "contradicted", "routing collapses 0.69 decades above"),  # at 3e-2 the loss alone is lost
@@ -85,6 +85,13 @@ def test_the_claim_is_judged_over_seeds_and_by_the_swept_rates(tmp_path, lost_be
     """The NLL rises by 1 between two rates, so its limit of +0.1 is a tenth of the way, in log10 of the rate."""
     claim = collapse_claim(routed(tmp_path, lost_beyond=lost_beyond, collapsed_from=collapsed_from), "sa")
     assert claim.verdict == verdict and text in claim.text, claim.text
+
+
+def test_the_effect_and_its_interval_have_the_sign_of_the_words(tmp_path):
+    above = collapse_claim(routed(tmp_path / "above", lost_beyond=3e-3, collapsed_from=1e-1), "sa")
+    below = collapse_claim(routed(tmp_path / "below", lost_beyond=1e-1, collapsed_from=1e-2), "sa")
+    assert above.effect == "+1.21 decades" and above.interval.startswith("95 %: +1.2") and "decades above" in above.text
+    assert below.effect == "−1.31 decades" and below.interval.startswith("95 %: −1.3") and "decades below" in below.text
 
 
 def test_the_difference_is_that_of_both_rates(tmp_path):

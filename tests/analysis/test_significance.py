@@ -140,11 +140,13 @@ def test_a_declared_claim_is_found_among_a_studys_and_its_paper_claim_is_the_sam
 
 def test_a_claim_declared_after_runs_had_ended_is_corrected_and_the_table_says_so(tmp_path):
     before = declaring(tmp_path / "before", "sc.window")
-    for ended, is_primary in ((0, True), (42, False)):
+    when = {0: "never", 42: "42 of 130 runs had ended when it was declared.",
+            130: "all of its 130 runs had ended when its record began, as after drawing from an archive."}  # fmt: skip
+    for ended, is_primary in ((0, True), (42, False), (130, False)):
         declared = before.study | {"declared": {"ended": ended, "runs": 130}}
         study = dataclasses.replace(before, study=declared)
         assert any(claim.is_primary for claim in judge(study)) == is_primary
-        late = "The primary claim, sc.window, was declared when 42 of 130 runs had ended: it is corrected as the"
+        late = f"The primary claim, sc.window, is corrected as the others are: {when[ended]}"
         assert (late in claims_table(study).caption) == (not is_primary)
         assert (late in reference_table(study).caption) == (not is_primary)
 

@@ -4,16 +4,18 @@ import math
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 
 from analysis.drawing import tables
-from analysis.drawing.pieces import Paragraph
-from analysis.drawing.typeset import Cell, Table
+from analysis.drawing.pieces import Paragraph, Picture
+from analysis.drawing.typeset import Cell, Table, literal
 from analysis.export import export
 from analysis.numbers.windows import window
 from analysis.sections import nll, overview
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.study import wording as recipe
 from analysis.study.load import load
+from analysis.words import significant
 from tests.analysis.synthetic import FINGERPRINT, words_of, write_study
 
 LRS = (1e-3, 1e-2)
@@ -72,11 +74,32 @@ def test_only_the_best_rate_of_a_column_is_bold(quickstart):
     assert [sum(row[column].bold for row in table.rows) for column in range(1, 5)] == [1, 1, 1, 1]
 
 
-def test_a_long_name_may_break_where_it_heads_a_column():
-    names = ("", "sa", "sparse_transformer", "mhc_lite")
+def test_a_long_name_may_break_in_a_heading_and_in_a_cell_but_no_number_does():
+    names = ("", "sa", "sparse_transformer", "objective.loss=cosine", "mhc_lite", "4.6e-4–1.25e-3")
     source = Table("Title", "Caption.", names, ((*map(Cell, names),),)).typst()
-    assert "sparse_\u200btransformer" in source and "mhc_lite" in source
-    assert source.count("\u200b") == 1  # in the heading alone
+    assert source.count("sparse_\u200btransformer") == source.count("objective.\u200bloss=\u200bcosine") == 2
+    assert source.count("mhc_lite") == source.count("4.6e-4–1.25e-3") == 2
+    assert "sa sparse_\u200btransformer" in Table("T", "C", ("a",), ((Cell("x", "sa sparse_transformer"),),)).typst()
+
+
+def test_a_document_has_minus_signs_subscripts_and_no_break_between_a_number_and_its_percent():
+    assert literal("by -0.27 decades (-0.38 to 1e-3)") == '"by −0.27 decades (−0.38 to 1e-3)"'
+    assert literal("on 2026-11-28: python -m x lr=[-1,2] y=-3") == '"on 2026-11-28: python -m x lr=[-1,2] y=-3"'
+    assert literal("95 % of (≥ 1.08)") == '"95\u00a0% of (≥\u00a01.08)"'
+    cell = Table("T", "C", ("a",), ((Cell("2ηλ_max = 5", "λ_1"),),)).typst()
+    assert "λ#sub[max]" in cell and "λ#sub[1]" in cell
+
+
+def test_a_figure_is_as_wide_as_it_was_drawn():
+    narrow, wide = (Picture("a", Figure(figsize=(width, 2)), "C", "a.pdf").typst() for width in (3.265, 9.0))
+    assert "width: 50.0% * shrink" in narrow and "width: 100.0% * shrink" in wide
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(376.2, "380"), (0.2149, "0.21"), (5.0, "5"), (706712.0, "7.1e5"), (-0.031, "-0.031")]
+)
+def test_a_number_of_two_digits_has_no_exponent_below_ten_thousand(value, text):
+    assert significant(value) == text
 
 
 def test_wide_studies_are_split_evenly():
@@ -190,6 +213,12 @@ def test_alpha_dashes(tmp_path):
     assert (row[2], row[4]) == (Cell("--", "not measured 2/2"), Cell("--", "not measured 2/2"))
 
 
+def test_a_rate_at_which_nothing_was_measured_has_no_row(tmp_path):
+    alpha = lambda _m, lr, *_: [1.0] if lr == 1e-3 else []  # noqa: E731
+    table = table_of(tmp_path, alpha_tables, alpha=alpha, states=["paper"])
+    assert [row[0].text for row in table.rows] == ["1e-3"] and "Not measured at 1 further rate." in table.caption
+
+
 def test_ties_are_all_bold_and_zero_is_never(tmp_path):
     (_, _, _, a, b), _ = alpha_row(tmp_path / "tie", lambda *_: [1.0])
     assert a.bold and b.bold
@@ -297,7 +326,9 @@ def test_typst_keeps_short_tables_whole_and_breaks_long_ones():
     long = Table("T", "C", ("a",), ((Cell("x"),),) * 40)
     assert "breakable: false" in SMALL.typst() and "breakable: true" in long.typst()
     assert (
-        '#strong("2.0")' in SMALL.typst() and '#detail("failed 1/2")' in SMALL.typst() and "colspan: 1" in SMALL.typst()
+        '#strong[#"2.0"]' in SMALL.typst()
+        and '#detail[#"failed 1/2"]' in SMALL.typst()
+        and "colspan: 1" in SMALL.typst()
     )
 
 
