@@ -291,10 +291,11 @@ def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | N
     ax.plot(
         checked.index, checked, "o", color=color, markerfacecolor="white", markersize=2.8, markeredgewidth=0.8, zorder=4
     )
-    for last in drawn.ends[key].itertuples() if key in drawn.ends else ():
-        if span.start <= last.step <= span.stop:
-            low, high = span.limits
-            ax.plot(last.step, min(max(float(last.loss), low), high), color=color, zorder=5, **CROSS)
+    if key in drawn.ends:
+        ends = drawn.ends[key]
+        ends = ends[ends["step"].between(span.start, span.stop)]
+        if len(ends):  # all in one, since there may be hundreds
+            ax.plot(ends["step"], ends["loss"].clip(*span.limits), color=color, zorder=5, **CROSS)
 
 
 def _marks(rows: Frame) -> list[Line2D]:

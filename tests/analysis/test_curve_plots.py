@@ -137,8 +137,9 @@ def test_each_mechanism_has_an_early_and_a_late_panel_and_each_rate_one_of_its_o
 def test_a_blow_up_stays_inside_the_axis_and_is_crossed(quickstart):
     early, late = curve_figures(quickstart)["curves"].figure.axes[:2]
     assert late.get_ylim()[1] < INIT < early.get_ylim()[1] + 0.5
-    crosses = [line for line in late.lines if line.get_marker() == "x"]
-    assert len(crosses) == 2 and all(line.get_ydata()[0] <= late.get_ylim()[1] for line in crosses)
+    (crosses,) = (line for line in late.lines if line.get_marker() == "x")  # one drawing, however many runs diverged
+    heights = np.asarray(crosses.get_ydata())
+    assert len(heights) == 2 and heights.max() <= late.get_ylim()[1]
 
 
 def test_rates_that_explode_do_not_press_the_others_flat():
