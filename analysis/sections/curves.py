@@ -35,6 +35,7 @@ from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, continuation_name, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
+from analysis.study.once import once_per_study
 from analysis.study.reference import compares_losses
 from analysis.words import lr_text, wrap
 
@@ -190,7 +191,13 @@ def _spans_by_series(study: Study, rows: Frame, names: Sequence[str]) -> Mapping
     """Return the spans of all series together for each; its own if losses have different units."""
     if compares_losses(study):
         return {name: _spans(rows[rows["series"] == name]) for name in names}
-    return dict.fromkeys(names, _spans(rows))
+    return dict.fromkeys(names, _spans_of_all(study))
+
+
+@once_per_study
+def _spans_of_all(study: Study) -> Spans:
+    """Return the spans of all series together, for the second page and the appendix alike."""
+    return _spans(_read_logs(study)[0])
 
 
 def _spans(rows: Frame) -> Spans:

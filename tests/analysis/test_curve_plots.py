@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.drawing.style import lr_colors, panel_grid
+from analysis.sections import curves
 from analysis.sections.curves import _spans, median_curves, smooth
 from analysis.sections.curves import figures as curve_figures
 from analysis.study.load import load
@@ -162,3 +164,12 @@ def test_a_grid_of_panels_has_no_empty_place_and_a_height_by_its_rows():
     figure, axes = panel_grid(5, 3, 1.5, 0.5, width=6.0, sharex=True)
     assert list(axes) == figure.axes and len(axes) == 5
     assert tuple(figure.get_size_inches()) == pytest.approx((6.0, 0.5 + 2 * 1.5))
+
+
+def test_the_curves_are_smoothed_once_for_both_of_a_reports_figures(quickstart, monkeypatch):
+    study, smoothed = replace(quickstart), []
+    monkeypatch.setattr(
+        curves, "median_curves", lambda rows, width: smoothed.append(width) or median_curves(rows, width)
+    )
+    assert curves.row_figure(study) is not None and curve_figures(study)
+    assert len(smoothed) == 2  # for the early part, and for the late one
