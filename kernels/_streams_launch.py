@@ -91,12 +91,26 @@ def choose_accumulator(x: Tensor) -> torch.dtype:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel unless its grid is empty."""
+    """Launch a kernel unless its grid is empty.
+
+    Args:
+        kernel: the compiled kernel.
+        grid: number of programs along each axis.
+        arguments: tensors and sizes, in the kernel's order.
+        constants: its compile-time constants.
+    """
     if all(grid):
         kernel[grid](*arguments, **constants)
 
 
 def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialised tensor on another one's device.
+
+    Args:
+        like: gives the device, and the dtype unless one is given.
+        shape: sizes of the result.
+        dtype: its number type, or None.
+    """
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
 
 

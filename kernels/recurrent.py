@@ -135,7 +135,13 @@ class Plan:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def launch(self, kernel: Any, *arguments: Any, **settings: Any) -> None:
-        """Launch a kernel with tensors, then `sizes`, then constants."""
+        """Launch a kernel with tensors, then `sizes`, then constants.
+
+        Args:
+            kernel: the compiled kernel.
+            arguments: its tensors, in its order.
+            settings: its compile-time constants.
+        """
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             kernel[self.grid](*arguments, *self.sizes, **settings)
 

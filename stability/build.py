@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from stability.config.base import Settings
-from stability.config.cross import contexts_of
-from stability.config.parts import Part
+from stability.config.parts import Part, contexts_of
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus

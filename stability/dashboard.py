@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.words import Invocation
-from stability.config.wandb import DashboardSpec
+from stability.config.entries import DashboardSpec
 from stability.printable import print_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     from stability.cli.publish import publish
     from stability.cli.study_on_wandb import send_study
     from stability.dashboards.workspace import Shown, require_workspaces
-    from stability.runs.mark import wandb_id
+    from stability.runs.sink import wandb_id
     from stability.runs.study import StudyFolder
     from stability.runs.wandb_sink import probe_wandb
 

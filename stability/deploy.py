@@ -115,7 +115,7 @@ def _deploy(
 
 def _next(out: Path, run: RunSpec, place: Path) -> str:
     """Return the command that uses a deployed model, or how to read one that `stability.infer` does not answer for."""
-    from stability.config.cross import num_context_of
+    from stability.config.parts import num_context_of
     from stability.deployed.folder import TOKENS
     from stability.deployed.tokens import NUMBERS, Tokens
 

@@ -97,14 +97,15 @@ def _sweep(spec: SweepSpec, argv: list[str]) -> int:
         check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
-    from stability.plan.plan import Plan
-    from sweeps.dry_run import data_line, describe, objective_line
+    from stability.plan.plan import Plan, data_line, objective_line
     from sweeps.trial import make_trials
 
     plan = Plan.of(spec)
     print_notes(plan.notes)
     trials = make_trials(plan.spec, plan.points)
     if spec.dry_run:
+        from sweeps.dry_run import describe
+
         print_text(describe(plan, trials))
         return 0
     notes = [objective_line(spec), data_line(spec, plan.corpus)]
@@ -114,16 +115,11 @@ def _sweep(spec: SweepSpec, argv: list[str]) -> int:
 
 def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[str]) -> int:
     """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study."""
-    from stability.cli.finished import store_answer
-    from stability.cli.publish import publish
-    from stability.cli.study_on_wandb import send_after_sweep
     from sweeps import earlier
-    from sweeps.alpha_share import alpha_share
     from sweeps.costs import expected_times
     from sweeps.launch import run
-    from sweeps.record import StudyRecord
+    from sweeps.record import StudyRecord, alpha_share
     from sweeps.requirements import slots
-    from sweeps.search.rounds import make_search, run_rounds
 
     spec = plan.spec
     record = StudyRecord.begin(spec, plan.corpus, trials)
@@ -131,7 +127,11 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
         why = earlier.describe_refusal(record.study, record.before, trials)
         if why:
             raise ValueError(why)
-    if search := make_search(spec, plan.corpus.fingerprint, record.before):
+    search = None
+    if spec.search is not None or spec.lr.edge is not None:
+        from sweeps.search.rounds import make_search, run_rounds
+
+        search = make_search(spec, plan.corpus.fingerprint, record.before)
         outcome, trials = run_rounds(spec, search, record)
         print_notes(earlier.describe_changes(record.study, record.before, trials, replace=spec.replace))
     else:
@@ -144,8 +144,12 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
     ended = time.time()
     if outcome.num_failed and not any(trial.directory.has_rows for trial in trials):
         return 1  # no step was logged, so there are no tables: the failures remain the last printed lines
+    from stability.cli.publish import publish, store_answer
+
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True, tables=spec.tables)
     if "wandb" in spec.logger and has_worked:
+        from stability.cli.study_on_wandb import send_after_sweep
+
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
         send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):

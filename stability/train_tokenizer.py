@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]) -> None:
     """Run the training's steps; the first Ctrl-C finishes the step, saves, and raises KeyboardInterrupt."""
-    from sweeps.interrupt import Interrupt
+    from sweeps.launchers import Interrupt
 
     with Interrupt() as interrupt:
         follow([interrupt.run_steps(run_locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,12 +18,13 @@ from stability.config.parts import computed_parts
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
-from stability.plan.plan import Plan
-from stability.plan.resolved import ResolvedRun, name_kind
+from stability.plan.plan import Plan, ResolvedRun, name_kind
 from stability.training.machine import describe_lacking
-from sweeps.estimated import DEFAULT, GPUS, Gpu
-from sweeps.timings import TIMED_S, StoredTimes, Times
 from sweeps.trial import Trial
+
+if TYPE_CHECKING:
+    from sweeps.estimated import Gpu
+    from sweeps.timings import StoredTimes, Times
 
 # Rough costs in training steps. RECORDED_STEP: a gradient with its graph, a product along the direction, a forward
 # pass. PRODUCT: a Hessian-vector product, two passes through the graph. ALONG: one curvature, a forward pass of three
@@ -85,6 +87,8 @@ def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
 
     Costs are measured on this machine, or estimated for ``gpu`` if one is given.
     """
+    from sweeps.timings import StoredTimes
+
     stored = StoredTimes(plan.pool, build.resolve_device(plan.spec.device))
     return {kind.name: _cost(kind, plan, gpu, stored) for kind in plan.kinds}
 
@@ -104,6 +108,8 @@ def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float
     needed = {kind for kind, trial in zip(kinds, trials, strict=True) if not trial.directory.finished}
     if not is_here or len(needed) < 2:
         return {}
+    from sweeps.timings import TIMED_S, StoredTimes
+
     found: dict[str, tuple[float, float]] = {}
     stored = StoredTimes(plan.pool, torch.device("cpu"))
     started = time.process_time()  # not the wall's: a busy machine would have no kind timed
@@ -122,6 +128,8 @@ def gpu_of(plan: Plan) -> Gpu | None:
 
     It is ``plan_gpu``, or `DEFAULT` if a run is too large to time on this machine's CPU.
     """
+    from sweeps.estimated import DEFAULT, GPUS
+
     spec = plan.spec
     if spec.shard_parameters:
         return None
@@ -140,6 +148,8 @@ def _is_too_large(kind: ResolvedRun) -> bool:
 
 def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None, stored: StoredTimes) -> Cost:
     """Return the cost of one kind of run, timed here or estimated for ``gpu``."""
+    from sweeps.timings import TIMED_S
+
     run, spec, corpus, device = kind.spec, plan.spec, plan.corpus, build.resolve_device(plan.spec.device)
     # a sharded model may not fit the one timed device, and this machine may not run the kernels
     can_run = not spec.shard_parameters and describe_lacking(computed_parts(run), device) is None
@@ -156,6 +166,7 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None, stored: StoredTimes) -
 def _estimate(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:
     """Return a run's estimated timing on a GPU; a validation is one forward pass of its sequences."""
     from sweeps.estimated import estimate_step
+    from sweeps.timings import Times
 
     step = estimate_step(run, corpus, gpu)
     if step is None:

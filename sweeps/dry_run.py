@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from stability.config.parts import kernels_of
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
-from stability.plan.plan import Plan
-from stability.plan.resolved import name_kind
+from stability.plan.plan import Plan, data_line, name_kind, objective_line
 from stability.registry import Registry
 from stability.runs.directory import step_of
 from stability.runs.study import StudyFolder
@@ -174,21 +173,6 @@ def _rates_text(spec: SweepSpec) -> str:
         return text
     references = {item.name: Registry("optimizers").load(item.name).lr_reference for item in spec.optimizer}
     return f"{text} times each optimizer's own ({', '.join(f'{name} {lr:g}' for name, lr in references.items())})"
-
-
-def objective_line(spec: SweepSpec) -> str:
-    """Return a line with the objective's name and task."""
-    task = Registry("objectives").load(spec.objective.name).task
-    return f"objective: {spec.objective.name}" + (f" ({task})" if task else "")
-
-
-def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
-    """Return a line on the data: counts, left-out items, tokens, fingerprint."""
-    from stability.build import described
-
-    tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
-    named = f"; tokens: {tokens}" if tokens else ""
-    return f"data: {described(spec, corpus)}{named}; fingerprint {corpus.fingerprint[:12]}"
 
 
 def _stand_in_line(corpus: AbstractCorpus) -> str:

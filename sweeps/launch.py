@@ -16,10 +16,10 @@ from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.printable import shell_text
 from stability.runs.leftovers import remove_abandoned
+from stability.runs.log import SINKS, load_sink
 from stability.runs.sink import failure_file
-from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.record import StudyRecord, words_of
 from sweeps.requirements import cpus_per_trial, require
 from sweeps.shared import hand_out, put_back_unless_begun
@@ -269,7 +269,7 @@ def prepare_sinks(spec: SweepSpec, console: Console) -> Sinks:
     """
     found: Sinks = {}
     for name in spec.sinks:
-        settings, message = SINKS[name].prepare(spec.runs_dir, spec.name)
+        settings, message = load_sink(name).prepare(spec.runs_dir, spec.name)
         if message:
             print_line(console, message)
         if settings is not None:
@@ -308,12 +308,12 @@ def _report(console: Console, outcome: Outcome, spec: SweepSpec) -> None:
 
 def _report_sinks(console: Console, trials: Sequence[Trial]) -> None:
     """Print each sink's first error from the workers, once, with the number of runs."""
-    for name, sink in SINKS.items():
+    for name in SINKS:
         having = [trial for trial in trials if name in (trial.sinks or {"to": ()})["to"]]
         failed = [path for path in (failure_file(trial.directory, name) for trial in having) if path.exists()]
         if failed:
             print_line(
                 console,
-                f"{sink.title} failed in {len(failed)} of {len(having)} runs, their numbers are in metrics.jsonl: "
-                f"{failed[0].read_text().strip()}",
+                f"{load_sink(name).title} failed in {len(failed)} of {len(having)} runs, "
+                f"their numbers are in metrics.jsonl: {failed[0].read_text().strip()}",
             )

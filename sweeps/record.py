@@ -22,6 +22,8 @@ from sweeps.trial import Trial, choice_name
 if TYPE_CHECKING:
     from stability.corpora.base import AbstractCorpus
 
+from stability.runs.directory import readable_rows
+
 OF_RUNS = ("variants", "stopped")  # a record's keys with values per run, by id
 
 
@@ -217,3 +219,35 @@ def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
     labels = {value["variant"] for item in ablations for value in item["values"] if value["variant"]}
     variants = {trial.run_id: trial.variant for trial in trials if trial.variant in labels}
     return {"variants": variants, "ablations": ablations}
+
+
+def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a_time: int) -> str:
+    """Return a line on α_max's share of wall time, or "".
+
+    It is "" if no α_max was measured between ``started`` and ``ended``. A run's share is its α_max time divided by
+    training plus α_max, whenever they ran. The sweep's share is the α_max time between the two times, divided by their
+    difference and ``at_a_time``.
+
+    Args:
+        runs: the runs.
+        started: start of the launch, seconds since 1970.
+        ended: end of the launch, seconds since 1970.
+        at_a_time: number of concurrent runs.
+    """
+    spent = {run: readable_rows(run.curvature_timing_file, ("wall_s", "ended")) for run in runs}
+    now = [row["wall_s"] for rows in spent.values() for row in rows if started <= row["ended"] <= ended]
+    if not now:  # as of a finished sweep: no need to read thousands of logs
+        return ""
+    shares = []
+    for run, rows in spent.items():
+        training = [row["wall_s"] for row in readable_rows(run.timing_file, ("wall_s",))]
+        alpha_s = sum(row["wall_s"] for row in rows)
+        if rows and training and alpha_s + training[-1] > 0:
+            shares.append(alpha_s / (alpha_s + training[-1]))
+    if not shares:
+        return ""
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    wall_s = ended - started
+    of_sweep = 100 * sum(now) / (wall_s * at_a_time)
+    span = low if low == high else f"{low} to {high}"
+    return f"α_max took {of_sweep:.0f} % of {wall_s:.0f} s ({span} % of a run's); hessian=false leaves it out"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stability.config.sweep import SweepSpec
-from stability.runs.sinks import SINKS
+from stability.runs.log import load_sink
 from sweeps.trial import Trial
 
 
@@ -29,7 +29,7 @@ def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
 
         slurm_launcher.require(spec.slurm)
     for name in spec.sinks:
-        SINKS[name].require()
+        load_sink(name).require()
     if runs_here(spec):
         _require_hardware(spec.device, trials)
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from stability.config.launchers import SlurmSpec
-from stability.runs.cleaning import remove_run
 from stability.runs.directory import read_json, write_atomically
 from stability.runs.study import StudyFolder
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.trial import Trial, mark_failed
 
 EXECUTORS = get_args(SlurmSpec.model_fields["executor"].annotation)
@@ -99,6 +98,8 @@ class _Before:
 
         A run stays if another study lists it or a process works on it.
         """
+        from stability.runs.cleaning import remove_run
+
         for path in set(self.own.rglob("*")) - self.made:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -24,8 +24,8 @@ from stability.registry import add_plugins
 from stability.runs.directory import INTERRUPTED, RUNNING, STOPPED, RunDirectory, step_of
 from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
+from stability.runs.log import Sinks
 from stability.runs.provenance import command_line
-from stability.runs.sinks import Sinks
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # (variant label, run), as in `SweepSpec.points`
@@ -42,7 +42,7 @@ class Trial:
         pool: the folder of all runs.
         curvature: the CurvatureSpec as plain JSON, or None.
         device: the device's name.
-        sinks: settings of the sinks (`stability.runs.sinks.Sinks`), or None.
+        sinks: settings of the sinks (`stability.runs.sink.Sinks`), or None.
         command: the command line, for the run's provenance.
         variant: an ablation's change, e.g. "window=4".
         generate: the GenerationSpec as plain JSON, or None.

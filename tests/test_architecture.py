@@ -32,7 +32,7 @@ TORCH_FREE = [
     "stability.runs.study",
     "stability.runs.provenance",
     "stability.runs.verdict",
-    "stability.training.schedule",
+    "stability.config.training",
     "stability.cli.entry",
     "stability.cli.compose",
     "stability.cli.publish",

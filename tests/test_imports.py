@@ -38,7 +38,7 @@ HOMES = {
     "pynvml": ("stability.training.machine",),
     "pytorch_optimizer": ("stability.optimizers._base",),
     "ray": ("sweeps.launchers.ray",),
-    "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
+    "rich": ("benchmarks", "stability.cli", "stability.corpora.io", "stability.status", "sweeps"),
     "safetensors": (
         "stability.deployed.folder",
         "stability.sentences.export",

@@ -34,7 +34,7 @@ def test_nothing_is_said_of_a_laptops_size_or_of_tokens(words):
 
 def test_the_plan_names_the_tokens(tmp_path):
     from stability.corpora.cache import prepare
-    from sweeps.dry_run import data_line
+    from stability.plan.plan import data_line
 
     (tmp_path / "own.txt").write_text("the window of a stable step is wide\n" * 400)
     spec = read_spec("sweep", ["mechanism=sa", "data=text", f"data.path={tmp_path / 'own.txt'}", "model.positions=16"])

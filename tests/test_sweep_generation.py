@@ -13,7 +13,7 @@ from stability.config.run import RunSpec
 from stability.probes.generation.generating import steps_of_a_phase
 from stability.runs.directory import RunDirectory
 from sweeps.costs import FORWARD, generation_steps
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers import serial as serial_launcher
 from sweeps.progress import Progress
 from sweeps.trial import run_trial

@@ -17,7 +17,7 @@ from analysis.claims.claim import CONSENSUS, Claim, decline, judge_mean, signed,
 from analysis.numbers.ablations import Group, ablations
 from analysis.numbers.learning import LITTLE_SHARE
 from analysis.study.load import Frame, Study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from analysis.words import lr_text, plural, power
 
 WITHIN = "λ_1 lies within the paper's bounds for "

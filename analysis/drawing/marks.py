@@ -99,7 +99,13 @@ def say_diverged(ax: Axes, count: Frame, by: str) -> None:
 
 
 def entry(label: str, color: Any = MUTED, **look: Any) -> Line2D:
-    """Return a legend's entry."""
+    """Return a legend's entry.
+
+    Args:
+        label: its text.
+        color: colour of its line.
+        look: further properties of the line.
+    """
     return Line2D([], [], label=label, color=color, **look)
 
 

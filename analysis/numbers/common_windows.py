@@ -16,8 +16,7 @@ from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, window, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.reference import references
-from analysis.study.unlearned import frequency_nll, unlearned
+from analysis.study.reference import frequency_nll, references, unlearned
 
 THRESHOLDS = 80  # points of a curve of widths
 

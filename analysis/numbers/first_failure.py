@@ -11,7 +11,7 @@ import numpy as np
 from analysis.numbers.window_ends import exploded
 from analysis.numbers.windows import Window, median_line, outcomes
 from analysis.study.load import ENDED, Frame, Study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from analysis.words import lr_text
 from stability.runs.words import EXPLODED
 

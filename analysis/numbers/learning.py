@@ -26,8 +26,7 @@ from analysis.numbers.windows import NOT_RUN, SeriesWindows, explain_absence, ou
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
-from analysis.study.reference import name_loss
-from analysis.study.unlearned import Unlearned, unlearned
+from analysis.study.reference import Unlearned, name_loss, unlearned
 from analysis.words import join_words
 from stability.runs.words import LEARNED_NOTHING, Words
 

@@ -17,7 +17,7 @@ from analysis.numbers.window_ends import shown_states
 from analysis.numbers.windows import HALF, windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 NAME, LAYERS = "quantization", "quantization_layers"

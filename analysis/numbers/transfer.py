@@ -30,7 +30,7 @@ from analysis.numbers.spread import LEVEL, Spread, holm
 from analysis.numbers.windows import Window, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from analysis.words import join_words
 
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization

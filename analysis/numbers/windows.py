@@ -27,7 +27,7 @@ import pandas as pd
 
 from analysis.study.load import HAS_RESULT, PENDING, Column, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 
 TOLERANCE = 0.05
 HALF = 0.5  # share of the nats between the token-frequency NLL and the best NLL

@@ -27,7 +27,7 @@ from analysis.numbers.windows import VALIDATION, is_any_finite, outcomes, window
 from analysis.paper.grid import Block, group_by_modality, join_runs
 from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_marks
 from analysis.study.load import Frame, Study
-from analysis.study.unlearned import frequency_nll
+from analysis.study.reference import frequency_nll
 from analysis.words import lr_text
 
 COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # per page

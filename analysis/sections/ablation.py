@@ -31,7 +31,7 @@ from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import Captioned, Drawn, Figures, Section, has_data, make_printer, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from analysis.words import join_words, lr_text, plural, short_count, value_text
 
 MOST_COLUMNS, MOST_WIDE = 12, 6  # of a table; of one whose cells keep interval and n on one line

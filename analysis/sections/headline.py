@@ -25,7 +25,7 @@ from analysis.sections.choice import choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from analysis.words import join_words, lr_text, plural, power, significant
 from stability.runs.words import LEARNED_NOTHING
 

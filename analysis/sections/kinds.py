@@ -25,7 +25,7 @@ from analysis.numbers.windows import explain_absence, is_any_finite, median_line
 from analysis.sections.nll_figures import nll_limits
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.study.unlearned import frequency_nll
+from analysis.study.reference import frequency_nll
 from analysis.words import wrap
 
 TITLE_WIDTH = 26  # characters

@@ -38,8 +38,7 @@ from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_
 from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.study.reference import compares_losses
-from analysis.study.unlearned import frequency_nll, unlearned
+from analysis.study.reference import compares_losses, frequency_nll, unlearned
 from stability.runs.words import LEARNED_NOTHING
 
 WINDOW_CAPTION = (

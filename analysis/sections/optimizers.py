@@ -42,7 +42,7 @@ from analysis.sections.section import (
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import terms_in_brief
-from analysis.study.unlearned import frequency_nll
+from analysis.study.reference import frequency_nll
 
 TITLE = "Optimizers, each at rates of its own"
 

@@ -19,7 +19,7 @@ from analysis.sections.section import is_of_rates
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
-from analysis.study.unlearned import frequency_nll
+from analysis.study.reference import frequency_nll
 from analysis.words import wrap
 
 NAME, PANELS_PER_ROW = "studies", 3

@@ -1,12 +1,14 @@
-"""Find the series that another one is compared with: equal but for one axis."""
+"""Find the references of a series: one that differs in one axis, and the loss of a model that learned nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from analysis.study import multiples
-from analysis.study.load import Study
+from analysis.study import multiples, wording
+from analysis.study.load import Frame, Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
 
@@ -81,3 +83,38 @@ def _has_own_loss(study: Study, variant: str) -> bool:
     """Return whether a variant's setting changes the loss itself."""
     ablations = [item for item in study.study.get("ablations") or [] if changes_loss(item)]
     return bool(variant) and any(value["variant"] == variant for item in ablations for value in item["values"])
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """A loss without learning, and its terms.
+
+    Attributes:
+        nll: the loss, median over a series' runs; NaN if not recorded.
+        name: the models that reach it, in the plural.
+        nll_name: their loss.
+    """
+
+    nll: float
+    name: str
+    nll_name: str
+
+
+def frequency_nll(runs: Frame) -> float:
+    """Return the NLL of the targets' frequencies, median over runs; NaN if not recorded."""
+    return float(runs["unigram_nll"].median())
+
+
+@once_per_study
+def unlearned(study: Study, series: str) -> Unlearned:
+    """Return the loss of a series without learning.
+
+    An NLL's is that of the targets' frequencies. A loss without a unit of nats has no such model: an untrained encoder
+    of sentences is already better than equal embeddings by some losses, and worse by others. The lower one counts.
+    """
+    runs, words = study.of(series), wording.words(study)
+    baseline = Unlearned(frequency_nll(runs), words.baseline, words.baseline_nll)
+    start = float(runs["init_nll"].median())
+    if words.in_nats or math.isnan(start) or start >= baseline.nll:
+        return baseline
+    return Unlearned(start, "the untrained models", "loss of the untrained models")

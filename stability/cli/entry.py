@@ -43,7 +43,7 @@ def run_entry(
         if words := [word for word in argv if word in FLAGS]:
             code = _run(lambda argv: _print_help(root, head, argv), [word for word in argv if word not in words])
         else:
-            signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.interrupt`)
+            signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.launchers`)
             atexit.register(end_at_once)
             postpone_compiler()
             code = _run(main, argv, repeat)

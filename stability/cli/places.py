@@ -12,8 +12,7 @@ from functools import cache
 from pydantic import BaseModel
 
 from stability.cli.conf import FAMILY_OF, is_group
-from stability.cli.declared import read_settings
-from stability.cli.kinds import Kind
+from stability.cli.declared import Kind, read_settings
 from stability.config.base import AXES
 from stability.config.identity import Place, group_of
 from stability.config.parse import SPECS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stability.printable import print_text, shell_text
 from stability.registry import Registry
+from stability.runs.answers import MOST_INPUTS, Answer, AnswerFile
 from stability.runs.study import StudyFolder
 from stability.startup import seldom_collected, uncollected
 
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     from analysis.drawing.typeset import Table
     from analysis.study.load import Study
     from stability.config.run import RunSpec
+    from stability.plan.plan import Plan
     from stability.runs.up_to_date import Published
-
+    from sweeps.record import StudyRecord
+    from sweeps.trial import Trial
 
 OF_RUNS = ("lr_peak", "seed")  # fields of a spec without effect on `_parsed_columns`
 MOST_LEFT_OUT = 2  # skipped runs and files named in the short text
@@ -257,3 +261,58 @@ def _drawing_code() -> list[Path]:
     """Return the source files of `analysis` (not imported) and of the collecting package."""
     package = Path(__file__).resolve().parents[1]
     return [*(package.parent / "analysis").rglob("*.py"), *(package / "runs").rglob("*.py")]
+
+
+def store_answer(
+    file: AnswerFile, plan: Plan, trials: Sequence[Trial], record: StudyRecord, notes: Sequence[str]
+) -> None:
+    """Record the text that the same command prints while nothing changes.
+
+    Nothing is recorded of an unfinished sweep, nor of one that depends on more than data, code and runs: on plugins,
+    other runs' weights, samples, a trained tokenizer, or the rounds of a search.
+
+    Args:
+        file: the answer's file.
+        plan: the sweep.
+        trials: its runs.
+        record: its record, closed.
+        notes: the sentences printed first.
+    """
+    spec = plan.spec
+    depends_on_more = spec.plugins or spec.init or spec.generate or spec.search or spec.lr.edge
+    has_tokenizer = getattr(spec.objective.settings, "tokenizer", None) is not None
+    if depends_on_more or has_tokenizer:
+        return
+    from sweeps.launch import describe_launch
+
+    inputs = list(map(str, Registry("data").load(spec.data.name).inputs(spec.data.settings)))
+    if len(inputs) > MOST_INPUTS:
+        return
+    if spec.report:
+        inputs.append(str(Path(spec.reports_dir, f"{spec.name}.pdf").resolve()))
+    skips = describe_launch(len({trial.run_id for trial in trials}))
+    corpus = str(plan.pool / "cache" / plan.corpus.fingerprint)
+    answer = Answer(str(record.study.path), (corpus,), tuple(inputs), tuple(notes), (skips,))
+    # between two equal states nothing has changed: all that is found in between is right in this state
+    before = answer.state()
+    lines = _lines_after(plan, trials, record)
+    if lines is not None and answer.state() == before:
+        file.write(replace(answer, lines=(skips, *lines)), before)
+
+
+def _lines_after(plan: Plan, trials: Sequence[Trial], record: StudyRecord) -> list[str] | None:
+    """Return the tables and the report's place; None if a command would work on a run, or say more."""
+    from sweeps import earlier
+    from sweeps.trial import is_done
+
+    for trial in trials:
+        try:
+            trial.directory.write_spec(trial.spec)
+        except ValueError:  # another run's folder
+            return None
+        if not is_done(trial):
+            return None
+    if any(earlier.describe_changes(record.study, record.study.read(), trials)):
+        return None
+    spec = plan.spec
+    return unchanged_lines(record.study, spec.reports_dir if spec.report else None, tables=spec.tables)

@@ -18,16 +18,14 @@ from stability.cli.conf import (
     preset_values,
     spec_values,
 )
-from stability.cli.declared import REQUIRED, meaning_of, read_attribute, read_settings
-from stability.cli.kinds import Kind, kind_of
+from stability.cli.declared import REQUIRED, Kind, kind_of, meaning_of, read_attribute, read_settings
 from stability.cli.words import OF_EVERY_MODEL, SHORT
 from stability.config.ablation import Ablation, value_text
 from stability.config.base import AXES, Settings
-from stability.config.cross import CrossOfEach
 from stability.config.groups import GROUPS, Group
 from stability.config.identity import family_of
 from stability.config.parse import SPECS
-from stability.config.parts import Part
+from stability.config.parts import CrossOfEach, Part
 from stability.config.scale import ScaleAxis
 from stability.config.search import Dimension
 

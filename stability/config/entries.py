@@ -14,6 +14,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.identity import Place
 from stability.config.parts import Part, one_part, some_parts
 from stability.config.rates import LearningRates
+from stability.config.training import PROJECT
 from stability.registry import Registry
 
 
@@ -389,3 +390,23 @@ class ProbeSpec(Settings):
                 f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart"
             )
         return self
+
+
+class DashboardSpec(Settings):
+    """The settings of `stability.dashboard`: a study's runs, its tables and figures, and a workspace on W&B."""
+
+    name: Annotated[str, Place()] = Field(
+        min_length=1, description="a study's name under runs_dir/studies, or its folder"
+    )
+    send: Literal["missing", "all", "none"] = Field(
+        default="missing",
+        description="runs that are sent from their own files: those missing or incomplete on W&B, all, or none",
+    )
+    project: str = Field(default=PROJECT, min_length=1, description="project that they go to")
+    entity: str | None = Field(
+        default=None, min_length=1, description="user or team that it belongs to; null: the account's default"
+    )
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    reports_dir: Annotated[str, Place()] = Field(
+        default="reports", min_length=1, description="folder of the PDF that is sent, made where it is not up to date"
+    )

@@ -22,6 +22,13 @@ IMPL = (
     "auto, triton where it can be, settled when a sweep is read"
 )
 Impl = Annotated[Literal["reference", "triton", "auto"], Since("reference"), Field(description=IMPL)]
+# of mechanisms that flash-linear-attention has, too (`stability.mechanisms._fla`)
+IMPL_OR_FLA = (
+    "how it is computed: reference, torch's own products, twice differentiable; fla, the kernels of "
+    "flash-linear-attention, on CUDA, for training alone, with queries, keys and values in bfloat16; triton, kernels "
+    "of ours, on CUDA; auto, triton where it can be, settled when a sweep is read"
+)
+ImplOrFla = Annotated[Literal["reference", "fla", "triton", "auto"], Since("reference"), Field(description=IMPL_OR_FLA)]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from stability.config.base import AnySettings, Settings, validate
-from stability.config.cross import parse_cross
 from stability.config.deployment import DeploySpec, EmbedSpec, InferSpec
-from stability.config.entries import DescribeSpec, HessianSpec, ProbeSpec, ReportSpec, StatusSpec, TransferSpec, WebSpec
+from stability.config.entries import (
+    DashboardSpec,
+    DescribeSpec,
+    HessianSpec,
+    ProbeSpec,
+    ReportSpec,
+    StatusSpec,
+    TransferSpec,
+    WebSpec,
+)
 from stability.config.generation import GenerateSpec
 from stability.config.identity import fill_newer_fields
-from stability.config.parts import COMPUTED, part
+from stability.config.parts import COMPUTED, parse_cross, part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
-from stability.config.wandb import DashboardSpec
 from stability.registry import add_plugins, require_plugins
 from stability.startup import uncollected
 

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings
-from stability.config.cross import CrossOfEach, check_cross, parse_cross
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
-from stability.config.parts import Part, one_part
+from stability.config.parts import CrossOfEach, Part, check_cross, one_part, parse_cross
 from stability.config.rules import OF_RECIPE, OF_RUN, check_rules
 from stability.config.training import (
     CheckpointSpec,

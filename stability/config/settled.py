@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from stability.config.base import AXES
-from stability.config.cross import CrossOfEach
 from stability.config.impl import AUTO, Kernels
-from stability.config.parts import COMPUTED, OF_THE_LOSS, Part, computed_parts, kernels_of, use_of
+from stability.config.parts import COMPUTED, OF_THE_LOSS, CrossOfEach, Part, computed_parts, kernels_of, use_of
 from stability.config.rules.kernels import require_alpha_max, require_trained_through
 
 Choose = Callable[[str, str], str]  # (path of the setting, its value) -> its new value

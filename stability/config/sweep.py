@@ -12,20 +12,18 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 from stability.config.ablation import ALONE, OF_RECIPE, SINGLE, Ablation, Build, Variant
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, check_numbers, validate
-from stability.config.cross import CrossOfEach, parse_cross
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, parse_generation
 from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec
-from stability.config.parts import Part, part, some_parts
+from stability.config.parts import CrossOfEach, Part, parse_cross, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.scale import ScaleAxis, list_sizes, read_axes, settle_base
 from stability.config.search import AnySearch, convert_halving, parse_search
 from stability.config.settled import resolve_auto
-from stability.config.training import Precision, WeightsSpec, parse_weights
-from stability.config.wandb import WandbSpec
+from stability.config.training import Precision, WandbSpec, WeightsSpec, parse_weights
 from stability.registry import Registry
 
 Logger = Literal["files", "wandb", "tensorboard", "mlflow"]

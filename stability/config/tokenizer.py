@@ -8,9 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings, check_heads, validate
-from stability.config.cross import CrossOfEach, check_cross_lengths, parse_cross
 from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
-from stability.config.parts import Part, add_name, list_axis_parts, one_part, part
+from stability.config.parts import (
+    CrossOfEach,
+    Part,
+    add_name,
+    check_cross_lengths,
+    list_axis_parts,
+    one_part,
+    parse_cross,
+    part,
+)
 from stability.config.rules.model import require_trainable
 from stability.registry import Registry
 

@@ -21,7 +21,7 @@ from stability.curvature._jet import (
     replace_value,
     value_of,
 )
-from stability.curvature._narrow import refuse_complex
+from stability.curvature._rules_pointwise import refuse_complex
 from stability.curvature._rules_products import bilinear, matmul
 
 

@@ -25,8 +25,7 @@ from stability.curvature._jet import (
     replace_value,
     value_of,
 )
-from stability.curvature._narrow import compute_in_float32, refuse_complex
-from stability.curvature._rules_pointwise import PIECE
+from stability.curvature._rules_pointwise import PIECE, compute_in_float32, refuse_complex
 
 
 def softmax_parts(

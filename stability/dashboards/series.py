@@ -9,8 +9,8 @@ from typing import Any
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.medians import medians
 from stability.runs.directory import RunDirectory
+from stability.runs.log import summary_of
 from stability.runs.sink import BEGUN_ANEW, Told, failure_file, read_logged_rows
-from stability.runs.sinks import summary_of
 from stability.runs.wandb_sink import WandbSink
 
 

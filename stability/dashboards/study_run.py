@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stability.runs.mark import wandb_id
+from stability.runs.sink import wandb_id
 from stability.runs.wandb_sink import init_run
 
 CHART, RUNS = "nll_against_lr", "runs"

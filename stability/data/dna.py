@@ -10,8 +10,8 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.config.identity import Place
+from stability.corpora.io import bar
 from stability.corpora.io.files import find_files, origin_of, sha256_of_file, total_bytes
-from stability.corpora.io.progress import bar
 from stability.corpora.tokens import synthetic_genome as synthetic
 from stability.corpora.tokens.augmentation import encode
 from stability.corpora.tokens.corpus import Corpus

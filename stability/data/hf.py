@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Fingerprinted, Place
+from stability.corpora.io import bar
 from stability.corpora.io.files import sha256_of_file
-from stability.corpora.io.progress import bar
 from stability.corpora.tokens.augmentation import CODES, INVALID, encode
 from stability.corpora.tokens.corpus import Corpus, draw_stand_in
 from stability.corpora.tokens.gpt2 import GPT2_SIZE

@@ -22,8 +22,8 @@ from stability.corpora.images import synthetic
 from stability.corpora.images.cifar import CHANNELS, SIDE
 from stability.corpora.images.corpus import ImageCorpus, Side
 from stability.corpora.images.files import find, key_of
+from stability.corpora.io import bar, step
 from stability.corpora.io.disk import TokenFile
-from stability.corpora.io.progress import bar, step
 from stability.data import AbstractDataSource
 
 # Increment if the same files (or no file) would give other images. Not in the fingerprint: unchanged images keep it.

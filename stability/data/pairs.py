@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from stability.config import Settings
 from stability.config.identity import Place
 from stability.corpora.base import AbstractCorpus
+from stability.corpora.io import bar
 from stability.corpora.io.files import origin_of, sha256_of_file, suffix_of, total_bytes
-from stability.corpora.io.progress import bar
 from stability.corpora.sentences.corpus import SentenceCorpus
 from stability.corpora.sentences.split import SUFFIXES, pair_files, read_rows, split_rows
 from stability.corpora.tokens.vocabulary import ByteTokenizer

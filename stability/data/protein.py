@@ -17,8 +17,8 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.config.identity import Fingerprinted, Place
+from stability.corpora.io import bar
 from stability.corpora.io.files import find_files, origin_of, sha256_of_file, suffix_of
-from stability.corpora.io.progress import bar
 from stability.corpora.proteins import synthetic
 from stability.corpora.proteins.annotations import check_annotations, read_annotations
 from stability.corpora.proteins.chain import ProteinChain

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.config.identity import Place
+from stability.corpora.io import bar
 from stability.corpora.io.files import origin_of, sha256_of_file, suffix_of, total_bytes
-from stability.corpora.io.progress import bar
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.settings import AbstractTokenized
 from stability.corpora.tokens.split import split_documents

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from stability.build import build_objective
-from stability.config.cross import num_context_of
 from stability.config.deployment import InferSpec
+from stability.config.parts import num_context_of
 from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.images.folders import decode_image
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.chain import make_chain
 from stability.deployed.folder import Deployed
 from stability.deployed.tokens import CLASSES, RESIDUES, TEXT
+from stability.models import BOS, EOS, MASK, SPECIALS, UNK
 from stability.models.precision import computing_in
-from stability.models.specials import BOS, EOS, MASK, SPECIALS, UNK
 from stability.models.tracks import frame_tokens
 from stability.probes.generation.samplers import (
     Draws,

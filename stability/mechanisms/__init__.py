@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
-from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
-from stability.mechanisms._recurrent import AbstractRecurrent
-from stability.mechanisms._training_free import AbstractTrainingFree, Variant
 from stability.models.auxiliary import WithLoss, split_loss
 from stability.models.precision import at_least_float32
+
+if TYPE_CHECKING:
+    from stability.mechanisms._attention import AbstractSoftmaxAttention
+    from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+    from stability.mechanisms._recurrent import AbstractRecurrent
+    from stability.mechanisms._training_free import AbstractTrainingFree, Variant
 
 __all__ = [
     "AbstractAttention",
@@ -32,6 +35,22 @@ __all__ = [
     "gives_mirrored_outputs",
     "without_padding",
 ]
+
+# bases of some mechanisms, imported on first use
+_HOMES = {
+    "AbstractAttention": "_observed",
+    "AbstractConsensus": "_observed",
+    "AbstractRecurrent": "_recurrent",
+    "AbstractSoftmaxAttention": "_attention",
+    "AbstractTrainingFree": "_training_free",
+    "Variant": "_training_free",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def build(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Since
+from stability.config.impl import Use
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
-from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractAttention
 from stability.models.position import Decays
 from stability.models.precision import at_least_float32

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from stability.config.impl import Use
 from stability.mechanisms._base import MixerShape
-from stability.mechanisms._impl import Use
 from stability.models.precision import at_least_float32, in_float32
 
 

@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.config.impl import ImplOrFla
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._delta_rule import chunk_size, products_per_chunk
 from stability.mechanisms._fla import AbstractWithKernels
-from stability.mechanisms._impl import ImplOrFla
 from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, l2_normalise
 from stability.models.precision import at_least_float32, in_float32
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from stability.config.base import Settings
 from stability.config.identity import Since
+from stability.config.impl import Impl, Use
 from stability.mechanisms._base import MixerShape
-from stability.mechanisms._impl import Impl, Use
 from stability.models.precision import autocast_dtype, rounds_products
 
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import recurrences
+from stability.config.impl import Use
 from stability.mechanisms._decayed import gated_linear_attention
 from stability.mechanisms._delta_rule import delta_rule
-from stability.mechanisms._impl import Use
 from stability.mechanisms._recurrent import AbstractRecurrent
 
 WIDEST_KEYS = 256  # per head, limit of `kernels.recurrent`

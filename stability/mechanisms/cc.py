@@ -26,7 +26,7 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._rotation import cos_sin, exact_cos_sin, rotate, rotate_back, turn_of_kernels
+from stability.mechanisms._pairs import cos_sin, exact_cos_sin, rotate, rotate_back, turn_of_kernels
 from stability.models.position import Rope
 
 # Size of the largest tensor (Λ) in one block of source rows: 64 MiB in float32. For a backward pass autograd stores

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Since
+from stability.config.impl import ImplOrFla, Use
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import share_of_head, split_heads
 from stability.mechanisms._gated_decay import AbstractGatedDecay
-from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import ShortConvolution
 from stability.models.precision import at_least_float32, in_float32
 

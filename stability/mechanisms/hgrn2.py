@@ -12,13 +12,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.config.impl import ImplOrFla, Use
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._decayed import products, share_of_head, split_heads, zero_padding
 from stability.mechanisms._fla import AbstractWithKernels
-from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import HeadNorm
+from stability.models.backbone import SharedByLayers
 from stability.models.precision import at_least_float32, in_float32
-from stability.models.shared import SharedByLayers
 
 
 class LowerBounds(SharedByLayers):

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from stability.config.impl import Impl, Use
 from stability.mechanisms._attention import QKNormSettings, attend, find_unsupported, prepare
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
@@ -25,7 +26,6 @@ from stability.mechanisms._blocks import (
     split_into_blocks,
     split_into_classes,
 )
-from stability.mechanisms._impl import Impl, Use
 from stability.mechanisms._observed import AbstractAttention
 
 

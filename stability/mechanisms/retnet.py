@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from stability.config import Settings
+from stability.config.impl import ImplOrFla
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import share_of_head
 from stability.mechanisms._gated_decay import AbstractGatedDecay
-from stability.mechanisms._impl import ImplOrFla
 
 
 class MultiScaleRetention(AbstractGatedDecay):

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config.identity import Since
+from stability.config.impl import Use
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_weights import (
     READINGS,
@@ -28,10 +29,8 @@ from stability.mechanisms._edge_weights import (
     precision_on,
 )
 from stability.mechanisms._graphs import Edges, convert_edges, cycle_edges, top_edges
-from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
-from stability.mechanisms._pairs import EdgeList, Pairs
-from stability.mechanisms._rotation import exact_cos_sin, rotate, turn_of_kernels
+from stability.mechanisms._pairs import EdgeList, Pairs, exact_cos_sin, rotate, turn_of_kernels
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from stability.config.impl import Impl, Use
 from stability.mechanisms._attention import AbstractSoftmaxAttention, DotProductSettings, attend, find_unsupported
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, present, split_into_blocks
-from stability.mechanisms._impl import Impl, Use
 
 
 class SlidingWindowAttention(AbstractSoftmaxAttention):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stability.config.impl import Impl, Use
 from stability.models.precision import autocast_dtype
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings
+from stability.objectives import AbstractObjective, Examples, ObjectiveSettings
 
 
 class VocabularySettings(ObjectiveSettings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.objectives._base import Examples, weighted_cross_entropy
+from stability.objectives import Examples, weighted_cross_entropy
 from stability.objectives._chunks import ZLoss
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 

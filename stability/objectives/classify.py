@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from stability.config.identity import Since
 from stability.models.backbone import Pool
+from stability.models.embedding import first_position, mean_over_positions
 from stability.models.images import POSITION_STD, ImageFormat, PatchEmbedding
-from stability.models.pooling import first_position, mean_over_positions
-from stability.objectives._base import (
+from stability.objectives import (
     AbstractObjective,
     Examples,
     ObjectiveSettings,

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives._base import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
+from stability.objectives import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
 from stability.objectives._chunks import ZLoss
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings

@@ -13,9 +13,9 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.models.specials import BOS, EOS, MASK, PAD, SPECIALS, UNK
+from stability.models import BOS, EOS, MASK, PAD, SPECIALS, UNK
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, frame_tokens
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
+from stability.objectives import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._chunks import sum_by_chunks
 from stability.objectives._mask_rates import DrawnSchedule, draw_mask, mask_rates
 from stability.runs.words import Words

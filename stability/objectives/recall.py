@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.objectives._base import Examples, weighted_cross_entropy
+from stability.objectives import Examples, weighted_cross_entropy
 from stability.objectives._chunks import ZLoss
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 from stability.runs.words import ShareWords, Words

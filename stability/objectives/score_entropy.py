@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import Examples, refuse_unread, reverse, wide
+from stability.objectives import Examples, refuse_unread, reverse, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._mask_rates import draw_stratified
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from stability.config import Settings
 from stability.models.backbone import Pool
-from stability.models.pooling import first_position, max_over_positions, mean_over_positions
-from stability.objectives._base import AbstractObjective, Examples, refuse_unread, wide
+from stability.models.embedding import first_position, max_over_positions, mean_over_positions
+from stability.objectives import AbstractObjective, Examples, refuse_unread, wide
 from stability.runs.words import ShareWords, Words
 
 POOLS: dict[str, Pool] = {"mean": mean_over_positions, "cls": first_position, "max": max_over_positions}

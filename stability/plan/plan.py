@@ -7,21 +7,70 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stability.build import as_read, build_objective
+from stability.build import as_read, build_model, build_objective, described
 from stability.config.parts import Part
 from stability.config.rules import check_rules
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora import cache
+from stability.corpora.base import AbstractCorpus
+from stability.models.backbone import Backbone, num_active_parameters, num_parameters
+from stability.models.init import without_memory
 from stability.objectives import AbstractObjective
-from stability.plan.resolved import ResolvedRun, name_kind
 from stability.plan.rules import OF_PLAN
-from stability.training import hugging_face
-from stability.training.weights import Weights, describe_weights
+from stability.registry import Registry
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """The runs of a sweep that differ only in learning rate and seed.
+
+    Attributes:
+        name: ``mechanism/residual/norm/optimizer``, and the ablation's label.
+        spec: one of these runs.
+        format: the `format` of its data.
+    """
+
+    name: str
+    spec: RunSpec
+    format: Any
+
+    @cached_property
+    def model(self) -> Backbone:
+        """The model on torch's meta device, without allocated memory."""
+        with without_memory():
+            return build_model(self.spec, self.format)
+
+    @property
+    def num_params(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def num_active_params(self) -> int:
+        """Number of parameters that one position meets, fewer with ``ffn=moe``."""
+        return num_active_parameters(self.model)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor in the model's state, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+
+
+def name_kind(run: RunSpec, variant: str) -> str:
+    """Name a kind of run: ``mechanism/residual/norm/optimizer``, and the ablation's label.
+
+    With a cross mechanism the first name is e.g. ``sa+ca``.
+    """
+    mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
+    parts = (mechanism, run.residual.name, run.norm.name, run.optimizer.name, run.parametrization.name)
+    kind = "/".join(part for part in parts if part != "standard")
+    return " ".join(filter(None, (kind, variant)))
+
 
 SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # prefixes of sizes published with GPT-2's tokens
 
@@ -80,6 +129,19 @@ def _prepare(data: Part, cache_dir: Path) -> tuple[Any, bool]:
     return cache.prepare(data, cache_dir), True
 
 
+def objective_line(spec: SweepSpec) -> str:
+    """Return a line with the objective's name and task."""
+    task = Registry("objectives").load(spec.objective.name).task
+    return f"objective: {spec.objective.name}" + (f" ({task})" if task else "")
+
+
+def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
+    """Return a line on the data: counts, left-out items, tokens, fingerprint."""
+    tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
+    named = f"; tokens: {tokens}" if tokens else ""
+    return f"data: {described(spec, corpus)}{named}; fingerprint {corpus.fingerprint[:12]}"
+
+
 def note_bytes(spec: SweepSpec) -> str:
     """Return a note if a size for GPT-2's tokens is trained on bytes, else ""."""
     if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
@@ -118,6 +180,9 @@ def resolve_weights(
     """
     if spec.init is None:
         return spec, ()
+    from stability.training import hugging_face
+    from stability.training.weights import Weights, describe_weights
+
     if spec.init.source.startswith("hf:"):
         config = hugging_face.read_config(spec.init.place)
         for kind in () if spec.init.partial else kinds:

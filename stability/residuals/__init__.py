@@ -5,12 +5,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from stability.residuals._base import AbstractResidual, AbstractSingleStream
-from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.config.impl import KernelUser
+
+if TYPE_CHECKING:
+    from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
+
 
 __all__ = ["AbstractResidual", "AbstractSingleStream", "AbstractSinkhornStreams", "AbstractStreams", "build"]
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class AbstractResidual(KernelUser, nn.Module):
+    """One residual connection around a branch of a block.
+
+    Each branch counts as a layer, as in Zhu et al. (2024) and Xie et al. (2025). In block b, the mixer's connection has
+    number 2b and the feed-forward one 2b + 1. With cross branches the numbers are 3b (mixer), 3b + 1 (cross) and 3b + 2
+    (feed-forward).
+
+    Args:
+        config: settings of the scheme.
+        width: the model's width D.
+        layer: the connection's number in the model, from 0. It sets the first stream of schemes with several streams.
+    """
+
+    family: ClassVar[str] = "residuals"
+    Config: ClassVar[type[Settings]]
+
+    def __init__(self, config: Any, *, width: int, layer: int):
+        super().__init__()
+
+    @classmethod
+    def evaluations(cls, config: Any) -> int:
+        """Return the number of branch evaluations in one forward pass of a connection.
+
+        The cost of the branch is multiplied by it.
+        """
+        return 1
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """Whether weight decay applies, for parameters decided by the scheme, not the optimizer.
+
+        The keys are parameter names.
+        """
+        return {}
+
+    def enter(self, x_BND: Tensor) -> Tensor:
+        """Return the state before the first block."""
+        raise NotImplementedError
+
+    def forward(self, state: Tensor, branch: Branch) -> Tensor:
+        raise NotImplementedError
+
+    def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
+        """Return the head's input, (B, N, D)."""
+        raise NotImplementedError
+
+
+class AbstractSingleStream(AbstractResidual):
+    """A connection with one vector per token as its state, (B, N, D).
+
+    This is the state of a plain transformer.
+    """
+
+    def enter(self, x_BND: Tensor) -> Tensor:
+        return x_BND
+
+    def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
+        return final_norm(state)
 
 
 def build(name: str, *, width: int, layer: int = 0, **settings: Any):
@@ -26,3 +96,10 @@ def build(name: str, *, width: int, layer: int = 0, **settings: Any):
     from stability.registry import Registry
 
     return Registry("residuals").load(name)(validate_settings("residuals", name, settings), width=width, layer=layer)
+
+
+def __getattr__(name: str) -> Any:
+    # of schemes with several streams: imported on first use
+    if name not in ("AbstractSinkhornStreams", "AbstractStreams"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}._streams"), name)

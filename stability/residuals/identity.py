@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from stability.config import Settings
-from stability.residuals._base import AbstractSingleStream, Branch
+from stability.residuals import AbstractSingleStream, Branch
 
 
 class Identity(AbstractSingleStream):

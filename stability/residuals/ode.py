@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.models.precision import at_least_float32, in_float32
-from stability.residuals._base import AbstractSingleStream, Branch
+from stability.residuals import AbstractSingleStream, Branch
 
 
 class Ode(AbstractSingleStream):

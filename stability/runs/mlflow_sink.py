@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stability.runs.mark import pool_mark
-from stability.runs.sink import CREDENTIALS, AbstractSink, Told
+from stability.runs.sink import CREDENTIALS, AbstractSink, Told, pool_mark
 
 # tags to identify a run among all pools on a server: MLflow assigns its own run ids
 RUN_ID, POOL = "stability.run_id", "stability.pool"

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from stability.config.wandb import PROJECT
-from stability.runs.mark import earlier_wandb_id, pool_mark, wandb_id
-from stability.runs.sink import AbstractSink, Told
+from stability.config.training import PROJECT
+from stability.runs.sink import AbstractSink, Told, earlier_wandb_id, pool_mark, wandb_id
 
 CHECKPOINT_STEP = "checkpoint_step"
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from stability.config.parts import Part
 from stability.config.tokenizer import StackSize, TokenizerRunSpec
 from stability.mechanisms import MixerShape, without_padding
+from stability.models.backbone import hold_once
 from stability.models.block import Block, Context, CrossBranch
 from stability.models.init import initialise
-from stability.models.shared import hold_once
 from stability.registry import Registry
 
 NUM_CONVOLUTIONS = 2

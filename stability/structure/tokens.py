@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stability.corpora.cache import load
-from stability.corpora.io.progress import bar, step
+from stability.corpora.io import bar, step
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.runs.directory import write_atomically
 from stability.structure.crops import pad_chains

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stability.build import build_optimizer, resolve_device
 from stability.config.tokenizer import TokenizerRunSpec
-from stability.config.training import ScheduleSpec
+from stability.config.training import ScheduleSpec, lr_factor
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
@@ -32,7 +32,6 @@ from stability.training import checkpoint, loop
 from stability.training.checkpoints import Checkpoints, Held
 from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
-from stability.training.schedule import lr_factor
 
 AT_ONCE = 32  # held-out chains
 

@@ -19,15 +19,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from stability.config.run import RunSpec
-from stability.curvature.adam import scale_by_adam
-from stability.curvature.alpha_max import exact_difference, has_paper_state
-from stability.curvature.held import HeldHessian
-from stability.curvature.lanczos import flatten
-from stability.curvature.spectrum import compute_largest
 from stability.models.backbone import Backbone
 from stability.models.block import Block
 from stability.objectives import Examples
-from stability.probes.layers.attention import attention_statistics
 from stability.training.gradients import BlockStatistics, finite_or_none
 
 DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, of a sigmoid
@@ -73,6 +67,8 @@ class ActivationStatistics:
     @torch.no_grad()
     def measure(self, examples: Examples) -> Found:
         """Run the model on sequences, in its present mode; return the statistics of layers and logits."""
+        from stability.probes.layers.attention import attention_statistics  # few runs log their activations
+
         values: dict[str, dict[str, Tensor]] = {f"blocks.{index}": {} for index in range(len(self._model.blocks))}
         activated: dict[str, Activated] = {}
         outputs: dict[str, Tensor] = {}
@@ -335,6 +331,13 @@ class Edge:
             after: the optimizer's own tensors, by name.
             lr: α of the step.
         """
+        # few runs log their curvature
+        from stability.curvature.adam import scale_by_adam
+        from stability.curvature.alpha_max import exact_difference, has_paper_state
+        from stability.curvature.held import HeldHessian
+        from stability.curvature.lanczos import flatten
+        from stability.curvature.spectrum import compute_largest
+
         hessian = HeldHessian(loss, before, batches)
         direction = {
             name: exact_difference(after[name].detach(), start).div_(lr).to(start.dtype)

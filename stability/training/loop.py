@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, readable_rows, write_json
-from stability.runs.log import RunLog, find_last_logged_step
+from stability.runs.log import RunLog, Sinks, find_last_logged_step
 from stability.runs.provenance import provenance
-from stability.runs.sinks import Sinks
 from stability.training.checkpoints import Checkpoints
 
 

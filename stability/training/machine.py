@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from kernels import availability, recurrences
 from stability.config.parts import kernels_of
 from stability.config.training import Precision
 from stability.models.precision import allow_tf32
@@ -72,6 +71,8 @@ def describe_lacking(parts: Mapping[str, Any], device: torch.device | None = Non
         device: device of the run; None: not known yet.
     """
     for asked in kernels_of(parts):
+        from kernels import availability, recurrences  # most runs request no kernel
+
         lacking = recurrences.find_lacking if asked.impl == "fla" else availability.find_lacking
         if (what := lacking(device)) is not None:
             return f"{asked.setting} needs {what}; impl=reference computes the same everywhere"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,18 @@ from stability.corpora.cache import load
 from stability.models.backbone import num_parameters
 from stability.optimizers import Averaging, state_bytes
 from stability.runs.directory import RunDirectory, readable_rows
-from stability.runs.sinks import Sinks
+from stability.runs.log import Sinks
 from stability.runs.verdict import SpikeWatch, judge
 from stability.training import loop
 from stability.training.checkpoint import MOVING
 from stability.training.checkpoints import RunCheckpoints
-from stability.training.devices.base import Devices, OneDevice
-from stability.training.devices.sharded import ShardedDevices
-from stability.training.devices.shared import SharedDevices
+from stability.training.devices import Devices, OneDevice
 from stability.training.guards import first_non_finite
 from stability.training.machine import Telemetry, peak_memory_mb
 from stability.training.step import Replica
-from stability.training.weights import Weights
+
+if TYPE_CHECKING:
+    from stability.training.weights import Weights
 
 
 def train(
@@ -70,11 +70,22 @@ def _prepare(
 ) -> Iterator[Trainer]:
     """Start all other devices' processes until exit, and write the run's spec."""
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
-    weights = None if spec.weights is None else Weights.load_cached(spec.weights, cache_dir)
+    weights = None
+    if spec.weights is not None:
+        from stability.training.weights import Weights
+
+        weights = Weights.load_cached(spec.weights, cache_dir)
+    devices: Devices
     if shard:
+        from stability.training.devices.sharded import ShardedDevices
+
         devices = ShardedDevices.start(spec, cache_dir, first, num)
+    elif num > 1:
+        from stability.training.devices.shared import SharedDevices
+
+        devices = SharedDevices(spec, cache_dir, first, num)
     else:
-        devices = SharedDevices(spec, cache_dir, first, num) if num > 1 else OneDevice(first)
+        devices = OneDevice(first)
     with devices:
         trainer = Trainer(spec, directory, corpus, first, devices, weights)
         directory.write_spec(spec.model_dump(mode="json"))

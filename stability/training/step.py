@@ -7,28 +7,29 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
+from stability.config.training import lr_factor
 from stability.corpora.base import AbstractCorpus
-from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
 from stability.training.activations import SHARE_OF_SEQUENCES, ActivationStatistics, Edge, Found
-from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
-from stability.training.devices.base import Devices, OneDevice, Sums
+from stability.training.devices import Devices, OneDevice, Sums
 from stability.training.draws import dropping, generator_for, in_mode, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
 from stability.training.machine import compile_model, prepare_torch
-from stability.training.schedule import lr_factor
+
+if TYPE_CHECKING:
+    from stability.training.captured import CapturedBackward
 
 
 class Replica:
@@ -51,6 +52,8 @@ class Replica:
         self.parameters = list(self.model.parameters())
         self._captured: CapturedBackward | None = None
         if spec.cuda_graphs:
+            from stability.training.captured import CapturedBackward, require_graphs
+
             require_graphs(device)
             self._captured = CapturedBackward(self._captured_pass, self.parameters)
         self.validation = Validation(spec, corpus, self.objective, device)
@@ -213,6 +216,8 @@ class Replica:
 
         The loss has the same dropout as the step's gradient. It uses the uncompiled model, by microbatches.
         """
+        from stability.curvature import hutchinson_diagonal  # most optimizers take no Hessian
+
         rows, seed = self.spec.microbatch or self.spec.batch, self.spec.seed
 
         def loss(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:

@@ -21,14 +21,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stability.cli.compose import compose_values, list_plugins
+from stability.cli.compose import compose_values, list_plugins, study_name
 from stability.cli.mistakes import check_repetitions, make_printable
-from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
 from stability.config.base import validate
-from stability.config.entries import DescribeSpec, ReportSpec, StatusSpec, TransferSpec
+from stability.config.entries import DashboardSpec, DescribeSpec, ReportSpec, StatusSpec, TransferSpec
 from stability.config.parse import SPECS
-from stability.config.wandb import DashboardSpec
 from stability.runs.directory import RunDirectory, mtime_ns, read_json
 from stability.runs.words import shown_status
 from stability.web import figures, jobs

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from stability.cli.conf import choices, preset_words
+from stability.cli.declared import Kind
 from stability.cli.description import Command, Group
-from stability.cli.kinds import Kind
 from stability.cli.places import quote_text
 from stability.cli.settings import Row, choice_rows
 from stability.cli.words import A_RATE, Word

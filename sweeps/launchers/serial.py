@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.trial import RunTrial, Trial, run_trial
 
 

@@ -17,7 +17,7 @@ from analysis.sections.nll import window_table
 from analysis.sections.nll_figures import LEARNED_NOTHING, nll_figure, window_figure
 from analysis.study import wording
 from analysis.study.load import Study, load
-from analysis.study.unlearned import unlearned
+from analysis.study.reference import unlearned
 from tests.analysis.synthetic import words_of, write_study, write_table
 from tests.analysis.test_transfer import NARROW, write_sizes
 

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.cli.compose import add_listed_plugins
+from stability.cli.compose import add_listed_plugins, study_name
 from stability.cli.mistakes import check_repetitions
-from stability.cli.study_name import study_name
 from stability.cli.subjects import follow
 from stability.cli.words import Invocation
 from stability.config.parse import parse

@@ -12,8 +12,7 @@ from annotated_types import Gt
 
 from stability.cli import declared as reading
 from stability.cli.conf import FAMILY_OF, choices, declared_choices, values_of
-from stability.cli.declared import Setting, read_attribute, read_settings
-from stability.cli.kinds import Kind, kind_of
+from stability.cli.declared import Kind, Setting, kind_of, read_attribute, read_settings
 from stability.registry import FAMILIES, Registry
 
 PARTS = [(family, name) for family in FAMILIES for name in Registry(family).names()]

@@ -11,8 +11,7 @@ from torch import nn
 
 from stability import sweep
 from stability.build import build_model, build_objective
-from stability.config.cross import parse_cross
-from stability.config.parts import part
+from stability.config.parts import parse_cross, part
 from stability.mechanisms import build
 from stability.mechanisms._base import AbstractMechanism
 from stability.models.backbone import Backbone, num_parameters

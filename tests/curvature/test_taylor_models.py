@@ -15,7 +15,7 @@ from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
 from stability.models.auxiliary import split_loss
 from stability.norms import build as build_norm
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.registry import Registry
 from stability.residuals import build as build_residual
 from tests.sizes import with_slow

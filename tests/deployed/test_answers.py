@@ -21,7 +21,7 @@ from stability.corpora.tokens.gpt2 import Gpt2Tokenizer
 from stability.deployed import benchmark, load
 from stability.deployed.answers import Answerer
 from stability.deployed.tokens import Tokens
-from stability.models.specials import SPECIALS
+from stability.models import SPECIALS
 from stability.probes.generation.samplers import keep_likeliest
 from stability.training import checkpoint
 from tests.conftest import Lab

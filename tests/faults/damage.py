@@ -37,10 +37,9 @@ from stability.runs.schema import CURVES_COLUMNS, SIGNAL_COLUMNS
 from stability.runs.sink import read_logged_rows
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from sweeps.alpha_share import alpha_share
 from sweeps.launch import run
 from sweeps.progress import Progress
-from sweeps.record import StudyRecord
+from sweeps.record import StudyRecord, alpha_share
 from sweeps.trial import Trial, is_done, run_trial, variants
 from sweeps.view.study_view import StudyView
 from tests.sweeps.real import TINY, make_sweep

@@ -16,7 +16,7 @@ from stability.cli.entry import run_entry
 from stability.runs import log
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers.serial import launch
 from sweeps.trial import run_trial
 from tests.sweeps.real import make_sweep

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from sweeps import launch
-from sweeps.environment import set_environment
+from sweeps.launchers import set_environment
 from sweeps.trial import Trial
 from tests.sweeps.real import make_sweep
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from stability.cli.compose import study_name
 from stability.cli.places import count_places
-from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
 from stability.config.identity import run_id
 from tests.reading import compose, read_spec

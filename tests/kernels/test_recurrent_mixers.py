@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kernels import recurrent
+from stability.config.impl import Use
 from stability.config.parts import part
 from stability.curvature import directional
 from stability.mechanisms import build
-from stability.mechanisms._impl import Use
 from stability.registry import Registry
 from stability.runs.directory import read_jsonl
 from stability.training.checkpoint import load

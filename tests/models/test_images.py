@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from stability.models.embedding import mean_over_positions
 from stability.models.images import ImageFormat, PatchEmbedding
-from stability.models.pooling import mean_over_positions
 
 
 def image_format(height=8, width=12, channels=3):

@@ -7,8 +7,7 @@ import torch
 
 from stability.build import build_model, build_objective
 from stability.curvature import directional
-from stability.objectives import _chunks
-from stability.objectives._base import Examples
+from stability.objectives import Examples, _chunks
 
 V = 23
 OBJECTIVES = [

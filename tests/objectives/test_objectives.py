@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy import optimize, stats
 
 from stability.config.parts import validate_settings
-from stability.objectives._base import Examples, weighted_cross_entropy
+from stability.objectives import Examples, weighted_cross_entropy
 from stability.objectives._mask_rates import mask_rates, random_mask
 from stability.objectives.ar import Autoregressive
 from stability.objectives.mlm import MaskedLanguageModel

@@ -11,7 +11,7 @@ from torch import nn
 
 from stability.config.parts import validate_settings
 from stability.corpora.sentences.corpus import SentenceBatch
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.objectives.sentence_pairs import POOLS, SentencePairs, cosent, cosine_terms, mnrl_terms, triplet_terms
 from tests.within import assert_within
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stability.build import build_model, build_optimizer
+from stability.config.training import lr_factor
 from stability.optimizers import build
 from stability.training import checkpoint
-from stability.training.schedule import lr_factor
 from tests.conftest import Lab
 
 STATIC = {

@@ -14,9 +14,9 @@ from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import part
 from stability.config.search import read_number, replace_numbers
+from stability.config.training import lr_factor
 from stability.optimizers import roles, set_lr
 from stability.training import checkpoint
-from stability.training.schedule import lr_factor
 from stability.training.step import Replica
 from tests.conftest import Lab
 from tests.optimizers import faults

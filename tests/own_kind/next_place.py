@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+from stability.objectives import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
 from stability.probes.generation import samples as stored
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.runs.directory import read_json

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stability.config.curvature import CurvatureSpec
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.probes.curvature import descent as descents
 from stability.probes.curvature.descent import Descent
 from tests.within import assert_within

@@ -14,7 +14,7 @@ import torch
 from stability.build import build_model
 from stability.corpora.proteins.alphabets import LETTERS
 from stability.generate import main
-from stability.models.specials import BOS, EOS, MASK
+from stability.models import BOS, EOS, MASK
 from stability.models.tracks import TrackInputs
 from stability.plan.runs import read_spec
 from stability.probes.checkpoints import corpus_of

@@ -13,7 +13,7 @@ import torch
 from stability.corpora.proteins.alphabets import encode
 from stability.corpora.proteins.batch import batch_of
 from stability.generate import main
-from stability.models.specials import MASK
+from stability.models import MASK
 from stability.models.tracks import TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
 from stability.probes.checkpoints import corpus_of

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from stability.build import build_model, build_objective
 from stability.curvature import directional
-from stability.objectives._base import AbstractObjective
+from stability.objectives import AbstractObjective
 from stability.registry import Registry
 from stability.residuals import build
 from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams, Coefficients, sinkhorn

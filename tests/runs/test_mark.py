@@ -10,9 +10,8 @@ import pytest
 from stability.dashboards import study_run
 from stability.runs import mlflow_sink, wandb_sink
 from stability.runs.directory import RunDirectory
-from stability.runs.mark import FILE, pool_mark
 from stability.runs.mlflow_sink import POOL, RUN_ID, MlflowSink
-from stability.runs.sink import Told
+from stability.runs.sink import MARK_FILE, Told, pool_mark
 from stability.runs.wandb_sink import WandbSink
 
 RUN = "0123456789ab"
@@ -57,7 +56,7 @@ def test_a_pool_that_is_copied_or_moved_keeps_its_mark_and_a_damaged_one_is_made
     assert pool_mark(tmp_path / "copy") == mark == pool_mark(tmp_path / "one") != pool_mark(tmp_path / "two")
     WandbSink("offline").open(told(tmp_path / "one"))
     for damage in (b"", b"\xff\xff", b"short"):
-        (tmp_path / "one" / FILE).write_bytes(damage)
+        (tmp_path / "one" / MARK_FILE).write_bytes(damage)
         assert pool_mark(tmp_path / "one") not in (mark, "")
     WandbSink("offline").open(told(tmp_path / "one", 3))
     assert sent == [f"{RUN}-{mark}"] * 2, "the run's own folder says which it is"

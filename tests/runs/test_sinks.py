@@ -12,9 +12,8 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.identity import shorten_places
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.runs.log import RunLog
+from stability.runs.log import SINKS, RunLog, Sinks, load_sink
 from stability.runs.sink import Told, failure_file
-from stability.runs.sinks import SINKS, Sinks
 from stability.runs.tensorboard_sink import TensorboardSink
 from tests.runs.reading_sinks import READERS, mlflow_run
 
@@ -30,7 +29,7 @@ def settings(name, folder):
         return {"mode": "offline"}
     if name == "mlflow":
         pytest.importorskip("mlflow", reason="mlflow-skinny, of the extra mlflow, is not installed")
-        given, _ = SINKS[name].prepare(str(folder), "my-study")
+        given, _ = load_sink(name).prepare(str(folder), "my-study")
         assert given is not None
         return given
     pytest.importorskip("tensorboard", reason="tensorboard, of the extra tensorboard, is not installed")
@@ -143,7 +142,7 @@ def test_without_its_package_the_error_says_what_to_do(monkeypatch, name):
     with pytest.raises(
         RuntimeError, match=f"^logger={name} needs .*: pip install {name}[a-z-]*, or choose logger=files$"
     ):
-        SINKS[name].require()
+        load_sink(name).require()
 
 
 def test_what_is_sent_of_a_run_names_its_files_and_not_where_they_lie(lab):

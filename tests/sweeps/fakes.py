@@ -17,7 +17,7 @@ from typing import Any
 
 from stability.runs.directory import RunDirectory
 from stability.runs.processes import Process
-from sweeps.environment import list_driver_variables, set_environment
+from sweeps.launchers import list_driver_variables, set_environment
 from sweeps.trial import Trial, run_trial
 
 

@@ -14,7 +14,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature import alpha_max
 from stability.runs.directory import RunDirectory, read_jsonl, readable_rows
 from stability.runs.study import StudyFolder
-from sweeps.alpha_share import alpha_share
+from sweeps.record import alpha_share
 
 
 def recorded(pool, name: str, training: list[float], measured: list[tuple[float, float]]) -> RunDirectory:

@@ -16,8 +16,7 @@ from stability.dashboards import workspace as workspaces
 from stability.dashboards.series import Series
 from stability.dashboards.study_run import RUNS, medians_by_rate, run_id_of
 from stability.runs.directory import RunDirectory
-from stability.runs.mark import pool_mark
-from stability.runs.sink import BEGUN_ANEW, Told, failure_file
+from stability.runs.sink import BEGUN_ANEW, Told, failure_file, pool_mark
 from stability.runs.study import StudyFolder
 from tests.reading import replaced
 from tests.runs.reading_sinks import records_of

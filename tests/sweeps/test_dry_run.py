@@ -9,8 +9,7 @@ import torch
 
 from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
-from stability.plan.plan import Plan
-from stability.plan.resolved import name_kind
+from stability.plan.plan import Plan, name_kind
 from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs

@@ -9,8 +9,8 @@ import pytest
 from analysis import export
 from stability.cli import study_on_wandb
 from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.log import SINKS
 from stability.runs.sink import failure_file
-from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
 from tests.reading import replaced
 from tests.runs.reading_sinks import READERS

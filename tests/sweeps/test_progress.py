@@ -12,7 +12,7 @@ from stability.runs.cleaning import StoredRun
 from stability.runs.directory import TAIL_BYTES
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
-from sweeps import standing
+from sweeps import progress as progress_module
 from sweeps.progress import Progress, read_tail
 from sweeps.trial import list_varied_axes, variants
 from sweeps.view.board import Lines, best_line, counts_line, grid_table, left_text, run_table
@@ -301,7 +301,7 @@ def test_a_speed_is_in_what_the_study_says_that_it_counts(tmp_path, record, name
 @pytest.fixture
 def now(monkeypatch):
     """The time by which a run's idleness is measured, which stands still."""
-    monkeypatch.setattr(standing, "time", SimpleNamespace(time=lambda: 2e9))
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(time=lambda: 2e9))
     return 2e9
 
 
@@ -361,8 +361,8 @@ def test_a_median_step_is_not_moved_by_a_pause_or_a_clock_that_begins_anew(tmp_p
     timing = [{"step": step, "wall_s": wall_s} for step, wall_s in enumerate((0.5, 1.0, 1.5, 900.0, 0.5, 1.0, 1.5), 1)]
     fakes.log_step(trial.directory, 1, wall_s=0.5)
     stand(trial, 70, now)
-    assert standing.standing_s(trial.directory, timing) == 70
-    assert standing.standing_s(trial.directory, [{**row, "wall_s": 10 * row["step"]} for row in timing]) is None
+    assert progress_module.standing_s(trial.directory, timing) == 70
+    assert progress_module.standing_s(trial.directory, [{**row, "wall_s": 10 * row["step"]} for row in timing]) is None
 
 
 def test_a_run_above_its_untrained_model_is_shown_as_exploded_any_other_plateaued_one_as_learned_nothing(tmp_path):

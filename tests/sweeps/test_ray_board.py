@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stability.runs.processes import Process
-from sweeps.environment import set_environment
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt, set_environment
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.launcher import SETTINGS
 from sweeps.launchers.ray.share import Share

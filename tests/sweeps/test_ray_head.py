@@ -14,7 +14,7 @@ from stability.cli.words import Invocation
 from stability.config.sweep import SweepSpec
 from stability.runs.study import StudyFolder
 from stability.sweep import ray_begun_early
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher

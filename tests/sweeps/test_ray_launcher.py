@@ -25,7 +25,7 @@ from torch.func import functional_call
 from stability.curvature import AlphaMaxMonitor, parallel_directional
 from stability.runs.processes import Process
 from sweeps import launch as launching
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import launcher as ray_launcher

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers import serial as serial_launcher
 from tests.sweeps import fakes
 

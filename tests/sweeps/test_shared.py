@@ -22,7 +22,7 @@ from stability.runs import lock as lock_module
 from stability.runs.lock import Owner, RunLock
 from stability.runs.processes import Process
 from sweeps import launch, shared
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.trial import Trial, mark_failed, run_trial
 from tests.sweeps import fakes
 

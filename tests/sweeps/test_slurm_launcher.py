@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stability.config.launchers import SlurmSpec
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers.slurm import jobs as slurm_jobs
 from sweeps.launchers.slurm import launcher as slurm_launcher
 from tests.sweeps import fakes

@@ -13,10 +13,8 @@ import pytest
 
 from stability.runs import wandb_sink
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.runs.log import RunLog
-from stability.runs.mark import pool_mark
-from stability.runs.sink import failure_file
-from stability.runs.sinks import Sinks
+from stability.runs.log import RunLog, Sinks
+from stability.runs.sink import failure_file, pool_mark
 from stability.runs.wandb_sink import WandbSink, probe_wandb
 from tests.runs.reading_sinks import records_of
 

@@ -35,7 +35,7 @@ def replaying(run):
 def graphs_on_a_cpu(monkeypatch):
     recorded = []
     monkeypatch.setattr(captured, "capture_on_cuda", lambda run: recorded.append(run) or replaying(run))
-    monkeypatch.setattr(step_module, "require_graphs", lambda device: None)
+    monkeypatch.setattr(captured, "require_graphs", lambda device: None)
     return recorded
 
 

@@ -8,7 +8,7 @@ import torch
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
 from stability.runs.directory import read_jsonl
-from stability.runs.sinks import Sinks
+from stability.runs.log import Sinks
 from stability.training import run
 from stability.training.draws import training_examples
 from stability.training.step import Replica

@@ -9,7 +9,7 @@ import torch
 
 from stability.corpora.cache import load
 from stability.training import loop
-from stability.training.devices.base import OneDevice
+from stability.training.devices import OneDevice
 from stability.training.devices.helper import follow
 from stability.training.devices.shared import Microbatches
 from stability.training.run import Trainer

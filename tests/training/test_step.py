@@ -9,7 +9,7 @@ from torch import nn
 from stability.config.identity import run_id
 from stability.models.backbone import block_of
 from stability.runs.directory import read_jsonl
-from stability.training.devices.base import OneDevice
+from stability.training.devices import OneDevice
 
 MASKED = {"name": "mlm", "mask_rate": "sqrt"}
 

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from stability.config.training import ScheduleSpec, VerdictSpec
+from stability.config.training import ScheduleSpec, VerdictSpec, lr_factor
 from stability.runs.verdict import SpikeWatch, judge
-from stability.training.schedule import lr_factor
 
 
 def watched(losses):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stability.config.cross import CrossOfEach
 from stability.config.curvature import CurvatureSpec
 from stability.config.impl import AUTO, Kernels
-from stability.config.parts import Part, computed_parts, kernels_of, kernels_of_loss, use_of
+from stability.config.parts import CrossOfEach, Part, computed_parts, kernels_of, kernels_of_loss, use_of
 from stability.registry import Registry
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stability.config.cross import contexts_of, num_context_of
-from stability.config.parts import Part
+from stability.config.parts import Part, contexts_of, num_context_of
 from stability.registry import Registry
 
 if TYPE_CHECKING:

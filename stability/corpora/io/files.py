@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 
-from stability.corpora.io.progress import step
+from stability.corpora.io import step
 
 PACKED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
 LONGEST_LINE = 64 << 20  # bytes, unpacked: a whole line is in memory

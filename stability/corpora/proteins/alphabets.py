@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stability.models.specials import BOS as BOS
-from stability.models.specials import EOS as EOS
-from stability.models.specials import MASK as MASK
-from stability.models.specials import PAD as PAD
-from stability.models.specials import SPECIALS as SPECIALS
-from stability.models.specials import UNK as UNK
+from stability.models import BOS as BOS
+from stability.models import EOS as EOS
+from stability.models import MASK as MASK
+from stability.models import PAD as PAD
+from stability.models import SPECIALS as SPECIALS
+from stability.models import UNK as UNK
 
 # B is D or N, Z is E or Q, J is I or L; U selenocysteine, O pyrrolysine
 LETTERS = "ACDEFGHIKLMNPQRSTVWYBUZOJ"

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stability.corpora.io import step
 from stability.corpora.io.files import suffix_of
-from stability.corpora.io.progress import step
 from stability.corpora.proteins.npz import write_shard
 from stability.corpora.proteins.parsing import SUFFIXES, parse
 from stability.printable import line_of

@@ -18,8 +18,8 @@ import numpy as np
 from scipy import sparse
 from scipy.cluster.hierarchy import DisjointSet
 
+from stability.corpora.io import step
 from stability.corpora.io.disk import TokenFile
-from stability.corpora.io.progress import step
 from stability.corpora.proteins.alphabets import NUM_ATOMS, SPECIALS, UNK, VOCAB_SIZE
 from stability.corpora.proteins.annotations import Annotation
 from stability.corpora.proteins.chain import ProteinChain

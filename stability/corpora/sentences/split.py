@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 from scipy.cluster.hierarchy import DisjointSet
 
+from stability.corpora.io import step
 from stability.corpora.io.files import find_files, lines_of, open_unpacked, suffix_of
-from stability.corpora.io.progress import step
 from stability.corpora.sentences.corpus import SentenceCorpus, Side
 from stability.corpora.tokens.vocabulary import AbstractTokenizer
 

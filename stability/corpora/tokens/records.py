@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from stability.corpora.io import step
 from stability.corpora.io.disk import TokenFile, chunks
-from stability.corpora.io.progress import step
 from stability.corpora.tokens.augmentation import CODES, VOCABULARY, ReverseComplement, U, are_rna, gc_share
 from stability.corpora.tokens.augmentation import either_strand as either_strand_of
 from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stability.corpora.io import step
 from stability.corpora.io.disk import TOKENS_PER_CHUNK, TokenFile, forget, sum_of_counts, token_dtype
-from stability.corpora.io.progress import step
 from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
 from stability.corpora.tokens.vocabulary import REPLACEMENT, AbstractTokenizer, ByteTokenizer, Vocabulary
 

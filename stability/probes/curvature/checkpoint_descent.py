@@ -16,7 +16,7 @@ from torch import Tensor
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.settled import use_reference
-from stability.config.training import Precision
+from stability.config.training import Precision, lr_factor
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
 from stability.models.backbone import Backbone
@@ -27,7 +27,6 @@ from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.training.checkpoint import MOVING
 from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
-from stability.training.schedule import lr_factor
 
 
 class Probe:

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from stability.build import build_objective, resolve_device
-from stability.config.cross import contexts_of
 from stability.config.generation import GenerationSpec
+from stability.config.parts import contexts_of
 from stability.config.run import RunSpec
 from stability.corpora.proteins.alphabets import encode
 from stability.corpora.proteins.batch import ProteinBatch
 from stability.corpora.proteins.corpus import ProteinCorpus
-from stability.models.specials import PAD
+from stability.models import PAD
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.protein_letters_oracle import forget as forget_letters
 from stability.probes.generation.protein_letters_oracle import load_letters_oracle

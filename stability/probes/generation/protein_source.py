@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from stability.build import build_objective
-from stability.config.cross import contexts_of
 from stability.config.generation import GenerationSpec
+from stability.config.parts import contexts_of
 from stability.config.run import RunSpec
 from stability.corpora.proteins.alphabets import decode
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
 from stability.corpora.proteins.corpus import ProteinCorpus
-from stability.models.specials import MASK
+from stability.models import MASK
 from stability.objectives.multitrack import FIRST, with_contexts
 from stability.probes.generation.samplers import Draws, unmask_tracks
 from stability.training.draws import generator_for

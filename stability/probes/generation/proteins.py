@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from stability.config.cross import contexts_of
 from stability.config.generation import GenerationSpec
+from stability.config.parts import contexts_of
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
 from stability.corpora.proteins.alphabets import NUM_ATOMS, UNK, encode

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stability.build import build_objective
-from stability.config.cross import num_context_of
 from stability.config.generation import GenerationSpec
+from stability.config.parts import num_context_of
 from stability.config.run import RunSpec
 from stability.corpora.tokens.corpus import Corpus
 from stability.probes.generation import samples as stored_samples

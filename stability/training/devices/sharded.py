@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums, norms_of_groups
+from stability.training.devices import Add, Devices, State, Sums, Tensors, add_sums, norms_of_groups
 from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 

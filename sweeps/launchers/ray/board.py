@@ -17,12 +17,12 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from stability.runs.directory import STOPPED
 from stability.runs.processes import Process
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt
 from sweeps.launchers.ray.cluster import leave_out, list_living_nodes
 from sweeps.launchers.ray.share import Share
 from sweeps.launchers.ray.shared_folder import BLIND, describe_failure
 from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
-from sweeps.standing import hangs
+from sweeps.progress import hangs
 from sweeps.trial import mark_failed
 
 GRACE_S = 60.0  # limit after Ctrl-C for steps to end and be saved

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stability.printable import line_of
-from sweeps.environment import list_driver_variables, list_worker_variables, set_environment
 from sweeps.gpu_memory import Peak, kinds, probe
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt, list_driver_variables, list_worker_variables, set_environment
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray.head import Head

@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
     """Return the environment of Ray's processes and their workers."""
-    from sweeps.environment import list_driver_variables, list_worker_variables
+    from sweeps.launchers import list_driver_variables, list_worker_variables
 
     # no prestarted workers: this process runs no tasks
     return {

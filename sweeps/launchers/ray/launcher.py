@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stability.printable import line_of
 from stability.runs.processes import Process
-from sweeps.environment import list_driver_variables, set_environment
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt, list_driver_variables, set_environment
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.cluster import TICK_S, admit, choose_gpus, cluster, import_ray, list_living_nodes, session
 from sweeps.launchers.ray.share import Share, require_room

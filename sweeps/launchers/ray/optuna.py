@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweeps.environment import list_driver_variables, set_environment
+from sweeps.launchers import list_driver_variables, set_environment
 from sweeps.launchers.ray.cluster import import_ray
 from sweeps.launchers.ray.launcher import SETTINGS
 

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sweeps.environment import set_environment
+from sweeps.launchers import set_environment
 
 # With "0", Ray runs on this machine only, its default on Windows and macOS: nodes have the address 127.0.0.1, and their
 # servers bind to no other address.

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stability.config.launchers import SlurmSpec
-from sweeps.environment import list_worker_variables, set_environment
-from sweeps.interrupt import Interrupt
+from sweeps.launchers import Interrupt, list_worker_variables, set_environment
 from sweeps.launchers.slurm.job import ENDED, STOPPED, TrialJob
 from sweeps.launchers.slurm.jobs import (
     Job,

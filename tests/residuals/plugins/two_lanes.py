@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.residuals._base import AbstractResidual, Branch
+from stability.residuals import AbstractResidual, Branch
 
 
 class TwoLanes(AbstractResidual):
