@@ -132,6 +132,7 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
         from sweeps.search.rounds import make_search, run_rounds
 
         search = make_search(spec, plan.corpus.fingerprint, record.before)
+        assert search is not None
         outcome, trials = run_rounds(spec, search, record)
         print_notes(earlier.describe_changes(record.study, record.before, trials, replace=spec.replace))
     else:

@@ -199,7 +199,7 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     names = list(series) or best_series(study)
     unit = ", rates in multiples of each optimizer's own" if study.is_in_multiples else ""
     others = len(study.series) - len(names)
-    more = " ".join(filter(None, (spread_told([study]), others and f"{others} further series: appendix.")))
+    more = f"{spread_told([study])}{f' {others} further series: appendix.' if others else ''}"
     rows = [rows_of(study, names)]
     told = f"NLL: {wording.words(study).nll}."
     return _table(f"Best learning rates{unit}", rows, told, limits(study, names, "its"), more)

@@ -62,7 +62,7 @@ def mechanisms(study: Study) -> str:
     is_any_blind = bool((study.runs["blind_to_order"] == 1).any())
     blind = [f"{BLIND}: hardly or never distinguishes a text from its mirror image"] if is_any_blind else []
     text = "; ".join([*parts, *blind])
-    for explained in {f", {reading.partition(', ')[2]}" for *_, reading in rows if reading.startswith("rope=")}:
+    for explained in {f", {reading.partition(', ')[2]}" for *_, reading in rows if reading.partition("=")[0] == "rope"}:
         first, *others = text.split(explained)  # mix has the readings of its sc, too
         text = first + explained + "".join(others)
     return text
