@@ -165,7 +165,7 @@ def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.14), "sc": (2.2, 2.0, 2.01, 2.02)}, noise=(0.0, 0.0, 0.0))
     table = answer_table(study)
     column = table.header.index("first failure")
-    assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "none"]
+    assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "1e0: 2 % lost"]
     assert "at 1e0 95 % of the learning is lost" in " ".join(answer(study).split())
     assert breaks(study, study.series) == (
         "What ends the own windows, at the next rate swept: 3 of 3 runs have a higher NLL (sa at 1e-1). "
