@@ -183,7 +183,7 @@ def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
     study = load(probed)
     drawn = {name: pieces.paragraph(each.caption) for name, each in streams.figures(study).items()}
     assert list(drawn) == ["streams-terminal-0"]
-    said = pieces.typst(streams.body(study, drawn))
+    said = pieces.typst(streams.body(study, drawn)).replace("\xa0", " ")
     assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
     assert "that exceeds 12." in said and "ln 1/ν = 12, above which a token counts as an outlier" in said
     assert said.count("Computed in float64 from the trained weights") == 2 and "largest over smallest" not in said

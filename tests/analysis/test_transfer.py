@@ -450,8 +450,8 @@ def test_the_upper_edge_is_tried_on_the_largest_size_too(tmp_path):
     """At 512 the NLL is 1.7 + 0.2·x² at x decades from −2.9, 5 % above its lowest at x = 0.65: 5.7e-3, a little less by
     linear interpolation."""
     said = transfer.describe_trials(transfer.groups_of(write_sizes(tmp_path, *WIDE))[0])
-    edge = said.rpartition("the upper edge ")[2]
-    assert edge == "5.5e-3, 5.5e-3 found."
+    edge = said.rpartition("upper edge: ")[2]
+    assert edge == "predicted 5.5e-3, found 5.5e-3."
 
 
 def test_a_sensitivity_names_the_rates_that_all_sizes_share_and_needs_three(tmp_path):
@@ -527,7 +527,7 @@ def test_a_report_of_studies_that_differ_in_sizes_begins_with_their_joint_law(tm
     (group,) = transfer.join([small, large])
     assert [curve.size[0] for curve in group.curves] == list(WIDTHS)
     first, figure, *tables = assembly.comparison([small, large])
-    assert "sa at width 512 from the smaller sizes (best 1.3e-3): law 1.3e-3" in str(first)
+    assert "Back-test of sa at width 512 (best 1.3e-3), from the smaller sizes: law 1.3e-3" in str(first)
     assert figure.name == "transfer" and [table.title for table in tables] == [
         transfer.TITLE,
         "Back-test on the largest size",
