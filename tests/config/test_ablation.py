@@ -183,7 +183,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         ),
         (["ablate.ffn=[mop]"], r"ablate\.ffn: no ffn called 'mop'; did you mean 'moe'\?"),
         (["ablate.glu.bias=[true]"], r"ablate\.glu\.bias: glu is not among what this sweep selects"),
-        (["ablate.optimizer=[adam]"], r"ablate\.optimizer: no optimizer called 'adam'; did you mean 'radam'\?"),
+        (["ablate.optimizer=[adam]"], r"ablate\.optimizer: no optimizer called 'adam'; did you mean 'adamw'\?"),
         (
             ["optimizer=[adamw,sgd]", "ablate.optimizer=[lion]"],
             r"ablate\.optimizer: this sweep selects several already; add the others to optimizer=\[…\]",

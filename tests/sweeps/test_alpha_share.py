@@ -128,6 +128,6 @@ def test_a_measurement_of_its_own_is_recorded_too(lab):
 def test_the_trainings_logs_are_not_read_if_no_alpha_max_was_measured_now(tmp_path, monkeypatch):
     run, read = recorded(tmp_path, "one", [5.0, 30.0], [(10.0, 1010.0)]), []
     monkeypatch.setattr(
-        "sweeps.alpha_share.readable_rows", lambda path, numbers: read.append(path) or readable_rows(path, numbers)
+        "sweeps.record.readable_rows", lambda path, numbers: read.append(path) or readable_rows(path, numbers)
     )
     assert alpha_share([run], 2000.0, 2050.0, 1) == "" and read == [run.curvature_timing_file]
