@@ -21,6 +21,7 @@ from stability.mechanisms._observed import AbstractAttention
 from stability.models.precision import at_least_float32
 
 BRANCHES = 3  # compression, selection, window, in this order in every tensor
+BLOCK = 8  # positions of a compressed block by default
 FIXED = 3  # always selected blocks: first, own, previous
 
 
@@ -49,7 +50,7 @@ class NativeSparseAttention(AbstractAttention):
     class Config(QKNormSettings):
         """Block and window sizes; the paper's, for 65,536 positions: 32, 16, 64, 16, 512, and kv_heads 4."""
 
-        block: int = Field(default=8, ge=1, description="positions of a compressed block, l")
+        block: int = Field(default=BLOCK, ge=1, description="positions of a compressed block, l")
         stride: int = Field(
             default=4, ge=1, description="positions from one compressed block to the next, d; divides l"
         )
@@ -121,7 +122,8 @@ class NativeSparseAttention(AbstractAttention):
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        if config.block > num_positions:  # the learned compression's weights grow with a block that is never complete
+        # the learned compression's weights grow with a block that is never complete; shorter models have the default
+        if config.block > max(num_positions, BLOCK):
             raise ValueError(f"mechanism.nsa.block={config.block} must fit in model.positions={num_positions}")
 
     @classmethod

@@ -349,6 +349,7 @@ def test_a_block_longer_than_the_sequence_is_refused_as_its_weights_would_grow_w
     NativeSparseAttention.check_positions(config, 32)
     with pytest.raises(ValueError, match="^mechanism.nsa.block=32 must fit in model.positions=31$"):
         NativeSparseAttention.check_positions(config, 31)
+    NativeSparseAttention.check_positions(NativeSparseAttention.Config(), 6)  # the default stands in short models
 
 
 def test_of_equal_scores_the_earlier_blocks_are_selected_however_long_the_sequence_is():
