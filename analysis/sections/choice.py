@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
-from analysis.claims.reference import BEST, OWN, against_reference
-from analysis.numbers.at_best_rate import numbers_of
+from analysis.claims.reference import BEST, COST, OWN, against_reference
 from analysis.numbers.first_failure import Failure, highest_exploded, worse_failures
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.spread import Spread
 from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import VALIDATION, Window, windows
 from analysis.study.load import Study
@@ -32,8 +30,8 @@ def choose(study: Study, *, is_long: bool = False) -> list[str]:
 
     Args:
         study: the study.
-        is_long: whether the rate that costs less than 5 % and the widest window's time of a step follow, if there is
-            one reference.
+        is_long: whether the rate that costs less than 5 % and, if measured side by side, the widest window's time of a
+            step follow, if there is one reference.
     """
     lacking, plain = reasons_untrained(study), references(study)
     known = {name: each.median for name, each in windows(study).items() if each.median and not lacking[name]}
@@ -71,24 +69,11 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
     if study.runs["lr"].nunique() > 1 and widths:
         direct = _compare_directly(judged, "own")
         widest, why = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)
-        cost = _say_time(study, widest, lowest) if is_long else ""
+        timed = compared.get(widest, {}).get(COST)
+        # by turns side by side: the runs' own clocks depend on what else the machine had to do
+        cost = f"; {timed.difference} of {reference}" if is_long and timed is not None and timed.interval else ""
         texts.append(f"Widest own window: {widest} ({why}){cost}.")
     return texts
-
-
-def _say_time(study: Study, series: str, other: str) -> str:
-    """Return how long a series' step takes beside another's; "" where unknown or the same.
-
-    Args:
-        study: the study.
-        series: name of the series.
-        other: name of the other.
-    """
-    found = numbers_of(study, {series: series, other: other}, {})
-    ours, theirs = (Spread.of(found[name].step_s.values()) for name in (series, other))
-    if series == other or not (ours.n and theirs.n):
-        return ""
-    return f"; its step takes {ours.median / theirs.median:.2g} times {other}'s"
 
 
 def upper_edge(found: Window) -> str:
