@@ -247,7 +247,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     low, high = share_interval(int(most.sum()), len(most))
     curves = f"most of them in {int(most.sum())} of {plural(len(most), 'curve')}"
     verdict = judge_interval(low, high, 0.5)
-    only = "only " if verdict == "contradicted" else ""
+    only = "only " if verdict == "contradicted" and below else ""
     by_mechanism = [
         f"{side.name} {int(part['below'].sum())} of {len(part)}"
         for side in sides
