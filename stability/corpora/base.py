@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -100,6 +101,16 @@ class AbstractCorpus:
             As `batch`.
         """
         raise NotImplementedError
+
+    def advise_more(self, num: int, asked: int, positions: int) -> str:
+        """Return the amount of data that gives ``asked`` held-out examples.
+
+        Args:
+            num: held-out examples of these data, fewer than ``asked``.
+            asked: held-out examples that are wanted.
+            positions: as for `windows`.
+        """
+        return f"about {math.ceil(10 * asked / num) / 10:,g} times as much data would give them"
 
     def log_frequencies(self) -> Float64[Tensor, " outcomes"]:
         """Return the training targets' log frequencies, each count raised by one."""

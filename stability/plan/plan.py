@@ -5,6 +5,7 @@ Printing, training and recording a sweep all read it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -72,6 +73,7 @@ def name_kind(run: RunSpec, variant: str) -> str:
     return " ".join(filter(None, (kind, variant)))
 
 
+MOST_HELD_OUT = 0.5  # share of the data that a note may propose to hold out
 SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # prefixes of sizes published with GPT-2's tokens
 
 
@@ -158,7 +160,22 @@ def _note_short_validation(plan: Plan) -> str:
     num = len(plan.corpus.windows("val", asked, positions)) if plan.is_read else asked
     if num >= asked:
         return ""
-    return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked}"
+    return (
+        f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked}; "
+        f"{_advise_more_held_out(plan, num, asked, positions)}"
+    )
+
+
+def _advise_more_held_out(plan: Plan, num: int, asked: int, positions: int) -> str:
+    """Return the setting or the amount of data that gives ``asked`` held-out examples where there are ``num``."""
+    settings, times = plan.spec.data.settings, asked / num
+    for key in ("held_out", "hold_out"):
+        value = getattr(settings, key, None)
+        if isinstance(value, int):  # a number of sequences
+            return f"data.{key}={math.ceil(times * value)} holds out enough"
+        if isinstance(value, float) and times * value <= MOST_HELD_OUT:
+            return f"data.{key}={math.ceil(100 * times * value) / 100:g} holds out enough"
+    return plan.corpus.advise_more(num, asked, positions)
 
 
 def resolve_weights(

@@ -63,6 +63,19 @@ def test_at_least_one_document_is_held_out(num, num_held_out):
     assert split_documents(texts(num), "made up").num_val_documents == num_held_out
 
 
+@pytest.mark.parametrize("asked", [5, 64, 256])
+def test_the_documents_that_a_short_validation_asks_for_are_the_fewest_that_suffice(asked):
+    # 80 documents of 24 bytes (and a separator) on windows of 8: one held-out document is 3 windows
+    of_one_length = [f"{number:024d}" for number in range(10_000)]
+    few = split_documents(of_one_length[:80], "made up")
+    num = len(few.windows("val", asked, 8))
+    advice = few.advise_more(num, asked, 8)
+    assert advice.startswith("1 % of the documents is held out: about ") and advice.endswith("(80 now)")
+    wanted = int(advice.split(" about ")[1].split()[0].replace(",", ""))
+    assert len(split_documents(of_one_length[:wanted], "").windows("val", asked, 8)) == asked
+    assert len(split_documents(of_one_length[: wanted - 1], "").windows("val", asked, 8)) < asked
+
+
 def test_repetitions_and_order_change_nothing(corpus):
     shuffled = texts() + texts()[:40]
     random.Random(1).shuffle(shuffled)

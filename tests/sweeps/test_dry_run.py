@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
-from stability.plan.plan import Plan, name_kind
+from stability.corpora.base import AbstractCorpus
+from stability.plan.plan import Plan, _note_short_validation, name_kind
 from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
@@ -220,3 +222,30 @@ def test_a_kind_whose_step_fails_has_no_expected_time_and_the_others_have(tmp_pa
     monkeypatch.setattr(timings, "time_step", step_s)
     found = costs.expected_times(plan, trials)
     assert {trial.spec["mechanism"]["name"] for trial in trials if trial.run_id in found} == {"sa"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"held_out": 0.01}, "data.held_out=0.05 holds out enough"),
+        ({"hold_out": 0.1}, "data.hold_out=0.5 holds out enough"),
+        ({"held_out": 100}, "data.held_out=500 holds out enough"),
+        ({"held_out": 0.2}, "about 5 times as much data would give them"),  # all of the data
+        ({"hold_out": None}, "about 5 times as much data would give them"),
+        ({"hold_out": "region"}, "about 5 times as much data would give them"),
+    ],
+)
+def test_a_short_validation_names_the_setting_that_mends_it(settings, advice):
+    corpus = AbstractCorpus()
+    corpus.windows = lambda split, num, positions: [None] * min(num, 40)
+    spec = SimpleNamespace(
+        evaluation=SimpleNamespace(sequences=200),
+        model=SimpleNamespace(positions=8),
+        data=SimpleNamespace(settings=SimpleNamespace(**settings)),
+    )
+    plan = SimpleNamespace(
+        spec=spec, corpus=corpus, is_read=True, objective=SimpleNamespace(tokens_needed=lambda positions: positions)
+    )
+    assert _note_short_validation(plan) == (
+        f"validation: on all 40 held-out examples, fewer than evaluation.sequences=200; {advice}"
+    )

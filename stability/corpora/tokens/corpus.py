@@ -232,6 +232,29 @@ class Corpus(AbstractCorpus):
         tokens, borders = self._select_side(split, positions)
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
+    def advise_more(self, num: int, asked: int, positions: int) -> str:
+        """Return the number of documents that gives ``asked`` held-out windows.
+
+        Documents are assumed to be as long as these on average. Without borders a window may cross documents, so only
+        their tokens count.
+
+        Args:
+            num: held-out windows of these data.
+            asked: held-out windows that are wanted.
+            positions: tokens per window.
+        """
+        documents = self.num_train_documents + self.num_val_documents
+        if self.val_borders is not None or not documents:
+            return super().advise_more(num, asked, positions)
+        # tokens of a document and the separator after it; the last document of each side has none
+        each = (len(self.train_tokens) + len(self.val_tokens) + 2) / documents
+        held_out = math.ceil((asked * positions + 1) / each)
+        wanted = (held_out - 1) * 100 // HELD_OUT_PERCENT + 1  # the fewest of which 1 %, rounded up, are so many
+        return (
+            f"{HELD_OUT_PERCENT} % of the documents is held out: about {wanted:,} of this length would give them "
+            f"({documents:,} now)"
+        )
+
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return the tokens' text or nucleotides.
 
