@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def compose_values(kind: type[Settings], invocation: Invocation) -> dict[str, An
         values = compose(ROOTS[kind], invocation)
         if kind is SweepSpec:
             _refuse_searched(invocation, values)
-            values["name"] = study_name(invocation) if values.get("name") is None else values["name"]
+            if values.get("name") is None:
+                values["name"] = find_name(invocation, str(values.get("runs_dir")))
             values = read_axes(values)
         check_numbers(kind, values)
         return values
@@ -184,26 +186,96 @@ LABELS = (
 LABELS += ("retry", "search.num", "search.batch")  # the extent of a sweep
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # prefixes of launcher settings, likewise
 DIGITS = 6  # characters of the hash at the end of a name
+ROOM = LONGEST_NAME - DIGITS - 1  # characters before that hash
+# of a name without every word: the groups that it says first
+MOST_TELLING = ("study", "mechanism", "objective", "data", "optimizer")
+LONGEST_LIST = 15  # characters of a list that leaves room for further such groups
+FIRST_NAMED = (*MOST_TELLING, *(key for key in CHOICES if key not in (*MOST_TELLING, "lr")))
 EDGES = "-._+="
 EXPONENT = re.compile(r"(?<=\d)[eE][-+](?=\d)")
+
+
+def find_name(invocation: Invocation, runs_dir: str) -> str:
+    """Return a command's `study_name`, or its name by an older version if only that study is in the pool."""
+    words, studies = _named_words(invocation), Path(runs_dir) / "studies"
+    name, older = study_name(invocation), f"{_cut(words)}-{_digits(words)}"
+    try:
+        is_older = (studies / older / "study.json").exists() and not (studies / name / "study.json").exists()
+    except OSError:  # not a folder's name; its own check refuses it
+        return name
+    return older if is_older else name
 
 
 def study_name(invocation: Invocation) -> str:
     """Return the preset's name, or a name from the overrides.
 
-    For example, ``mechanism=sc lr=range`` gives ``sc-range``. The name ends in 6 digits of the sha256 of all words if a
-    word cannot be recovered from it: other words, another name.
+    For example, ``mechanism=sc lr=range`` gives ``sc-range``. If a word cannot be recovered from it, the name begins
+    with what is swept (`_front`) and ends in 6 digits of the sha256 of all words: other words, another name.
     """
+    words = _named_words(invocation)
+    name = _join_words(words)[:LONGEST_NAME].strip(EDGES)
+    if name and name == _join_words(words) and all(key == "study" or _is_whole(key, value) for key, value in words):
+        return name
+    return f"{_front(words) or 'sweep'}-{_digits(words)}"
+
+
+def _named_words(invocation: Invocation) -> list[tuple[str, str]]:
+    """Return the words that change a sweep's runs, in order, the preset first; without any, the quickstart."""
     given = {word.key: word.value or "" for word in invocation.words}
     asked = {key: value for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)}
-    preset = [given.get("study", "quickstart")] if "study" in given or not asked else []
-    words = "-".join([*preset, *(_shorten_word(key, value) for key, value in asked.items())])
-    name = words[:LONGEST_NAME].strip(EDGES)
-    if name and name == words and all(_is_whole(key, value) for key, value in asked.items()):
-        return name
-    parts = [*preset, *([key, _resolve_place(value) if _is_place(key) else value] for key, value in asked.items())]
-    digits = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
-    return f"{words[: LONGEST_NAME - DIGITS - 1].strip(EDGES) or 'sweep'}-{digits}"
+    preset = [("study", given.get("study", "quickstart"))] if "study" in given or not asked else []
+    return [*preset, *asked.items()]
+
+
+def _join_words(words: Iterable[tuple[str, str]]) -> str:
+    return "-".join(value if key == "study" else _shorten_word(key, value) for key, value in words)
+
+
+def _digits(words: Iterable[tuple[str, str]]) -> str:
+    parts = [
+        value if key == "study" else [key, _resolve_place(value) if _is_place(key) else value] for key, value in words
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
+
+
+def _cut(words: Iterable[tuple[str, str]]) -> str:
+    return _join_words(words)[:ROOM].strip(EDGES) or "sweep"
+
+
+def _front(words: Sequence[tuple[str, str]]) -> str:
+    """Return the words that fit in a name, the most telling first.
+
+    These are preset, mechanisms, objective, data and optimizers, then other lists. A long list is cut: ``sa+sc+5more``.
+    """
+    ranks = {key: place for place, key in enumerate(FIRST_NAMED)}
+
+    def rank(word: tuple[str, str]) -> tuple[int, bool, bool]:
+        key, value = word
+        group = "optimizer" if _is_place(key) and key.startswith("data.") else key  # after these
+        is_list = value.startswith("[")
+        return ranks.get(group, len(ranks)) + (key == "lr"), group != key, not is_list  # learning rates last
+
+    name, ordered = "", sorted(words, key=rank)
+    for number, (key, value) in enumerate(ordered):
+        word = value if key == "study" else _shorten_word(key.removeprefix("model."), value)
+        room = ROOM - len(name) - bool(name)
+        shown = word if len(word) <= room else "" if key == "lr" and name else _shorten_list(word, room)
+        if any(other in MOST_TELLING for other, _ in ordered[number + 1 :]):
+            shown = _shorten_list(word, min(room, LONGEST_LIST)) or shown
+        name = "-".join(filter(None, (name, shown.strip(EDGES))))
+    return name or _cut(words)
+
+
+def _shorten_list(word: str, room: int) -> str:
+    """Return a word of at most ``room`` characters, of a list its first items and the number of others; else ""."""
+    if len(word) <= room:
+        return word
+    items = word.split("+")
+    for number in range(len(items) - 1, 0, -1):
+        shown = f"{'+'.join(items[:number])}+{len(items) - number}more"
+        if len(shown) <= room:
+            return shown
+    return ""
 
 
 def _shorten_word(key: str, value: str) -> str:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stability.cli.compose import compose_values, list_plugins, study_name
+from stability.cli.compose import compose_values, find_name, list_plugins
 from stability.cli.mistakes import check_repetitions, make_printable
 from stability.cli.words import Invocation
 from stability.config.base import validate
@@ -118,7 +118,7 @@ class Pages:
                 raise ValueError(problem or f"{form.command}: copy the command into a terminal; only sweeps start here")
             invocation = Invocation.of(form.words)  # a plugin's code runs in the sweep only
             values = invocation.given if list_plugins(invocation) else self._compose_values(form)
-            name = str(values.get("name") or study_name(invocation))
+            name = str(values.get("name") or find_name(invocation, str(self.pool.path)))
             if not is_study_name(name):
                 raise ValueError(f"name={name}: is no name of a study")
             jobs.start(self.pool.path / "studies" / name, SWEEP, form.words)

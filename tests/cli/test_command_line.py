@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.cli.compose import add_listed_plugins, study_name
+from stability.cli.compose import add_listed_plugins, find_name, study_name
 from stability.cli.mistakes import check_repetitions
 from stability.cli.subjects import follow
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
+from stability.runs.study import StudyFolder
 from tests.mechanisms.names import CAUSAL, listed
 from tests.reading import compose, read_spec
 
@@ -77,11 +78,35 @@ def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(a
         (["mechanism=[[sa,sc],sw]"], "sa+sc+sw"),
         ([f"optimizer.adamw.weight_decay={'1' * 200}"], "optimizer.adamw.weight_decay" + "1" * 5),
         (["position=none"], "none"),
+        (
+            ["lr=[1e-3,1e-2,1e-1]", "seeds=2", "steps=60", "data=text", "data.path=wiki_valid.txt", "objective=ar",
+             "curvature.recorded_steps=8", "mechanism=[sa,echo]"],
+            "sa+echo-ar-text-wiki_valid-seeds2",
+        ),
+        (
+            ["mechanism=[sa,sc,mix,sw,gla,deltanet,mamba2]", "optimizer=[adamw,sgd]", "objective=ar", "data=text",
+             "lr=[1e-3,1e-2]"],
+            "sa+sc+mix+4more-ar-text-adamw+sgd",
+        ),
+        (["lr=[1e-4,2e-4,4e-4,1e-3]", "model.width=[64,128,256]", "seeds=3", "steps=4000"], "width64+128+256-seeds3-steps4000"),
     ],
-)
+)  # fmt: skip
 def test_a_name_that_does_not_hold_every_word_ends_in_their_sum(argv, begins):
     name = study_name(Invocation.of(argv))
     assert re.fullmatch(re.escape(begins) + "-[0-9a-f]{6}", name) and len(name) <= 40
+
+
+def test_a_command_finds_the_study_that_an_older_version_named(tmp_path):
+    words = ["lr=[1e-3,1e-2,1e-1]", "seeds=2", "steps=60", "objective=ar", "mechanism=[sa,echo]"]
+    words = [*words, "curvature.recorded_steps=8", f"runs_dir={tmp_path}"]
+    older, invocation = "1e-3+1e-2+1e-1-seeds2-steps60-ar-224713", Invocation.of(words)
+    name = study_name(invocation)
+    assert name.startswith("sa+echo-ar-") and compose("sweep", words[:4] + words[6:])["name"] != older
+    assert find_name(invocation, str(tmp_path)) == name
+    StudyFolder.of(tmp_path, older).write([])
+    assert find_name(invocation, str(tmp_path)) == older
+    StudyFolder.of(tmp_path, name).write([])
+    assert find_name(invocation, str(tmp_path)) == name
 
 
 def test_a_text_of_ones_own_trains_the_next_token_unless_the_command_says_otherwise():

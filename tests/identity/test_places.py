@@ -211,7 +211,7 @@ def test_an_added_key_is_quoted_too():
         (["data=text", "data.path=/home/me/my book (2).txt"], "text-mybook2"),
         (["data=text", "data.path=book.txt"], "text-book"),
         (["data=protein", "data.annotations=/F/a(b),c/x.tsv"], "protein-x"),
-        (["data=hf", "data.dataset=a/b", "data.revision=refs/convert/parquet"], "hf-b-data.revisionrefsconvertparq"),
+        (["data=hf", "data.dataset=a/b", "data.revision=refs/convert/parquet"], "hf-b"),
         (["generate.num=3", "generate.oracle=hf:gpt2-large"], "generate.num3-hfgpt2-large"),
     ],
 )
