@@ -396,8 +396,10 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
 
     A parametrization's run at its base size is the standard one.
 
+    Two studies may have the same runs at a size, or one of them more.
+
     Raises:
-        ValueError: the studies differ in more than their sizes; one line.
+        ValueError: the studies differ in more than their sizes, or have different runs at one size; one line.
     """
     require_same_recipe(studies)
     found: dict[str, dict[Size, Curve]] = {}
@@ -412,8 +414,27 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
                 names += [name for name in asked if name != STANDARD and _is_base(study, name, size)]
             for name in names:
                 label = " ".join(filter(None, (rest, name if names_standard else "")))
-                found.setdefault(label, {}).setdefault(size, _make_curve(study, series, size, numbers[series]))
+                curves, curve = found.setdefault(label, {}), _make_curve(study, series, size, numbers[series])
+                curves[size] = _choose_curve(label, curves[size], curve) if size in curves else curve
     return [Group(name, tuple(curve for _, curve in sorted(curves.items()))) for name, curves in found.items()]
+
+
+def _choose_curve(name: str, first: Curve, second: Curve) -> Curve:
+    """Return the curve that has the runs of both; of one study, the first.
+
+    Raises:
+        ValueError: two studies have different runs at one size; one line.
+    """
+    here, there = (set(each.study.of(each.series)["run_id"]) for each in (first, second))
+    if first.study is second.study or here >= there:
+        return first
+    if here <= there:
+        return second
+    size = ", ".join(f"{axis} {_number(value)}" for axis, value in zip(AXES, first.size, strict=True))
+    raise ValueError(
+        f"{first.study.name} and {second.study.name} both have {name} at {size}, each with runs of its own; give one "
+        "of them, or sweep all rates of that size under one name="
+    )
 
 
 def _parametrizations(study: Study) -> list[str]:

@@ -330,11 +330,20 @@ def test_a_target_within_reach_is_predicted(tmp_path):
     assert group.predict({"width": 2048}).reasons == ()
 
 
+def with_runs_of(study, size, other, place):
+    """A study that has another's runs at a size: equal specs have equal ids."""
+    here, there = (each.runs["model"].str.endswith(f" {label}") for each, label in ((study, size), (other, place)))
+    ids = study.runs["run_id"].copy()
+    ids[here] = other.runs.loc[there, "run_id"].to_numpy()
+    return replace(study, runs=study.runs.assign(run_id=ids))
+
+
 def test_studies_of_other_sizes_make_one_law_and_those_of_other_recipes_none(tmp_path):
     slopes = {"width": -0.3, "steps": -0.1}
     by_axis = {"slope": lambda name, axis, doublings: slopes[axis] * doublings}
     wide = write_sizes(tmp_path / "a", *NARROW, "steps=200", **by_axis)
     long = write_sizes(tmp_path / "b", "model.width=64", "steps=[200,400,800]", **by_axis)
+    long = with_runs_of(long, "steps=200", wide, "width=64")
     (group,) = find_groups([wide, long])
     law = group.law
     assert law is not None and [law.slope(place)[0] for place in (0, 1)] == pytest.approx([-0.3, -0.1], abs=1e-6)
@@ -343,6 +352,22 @@ def test_studies_of_other_sizes_make_one_law_and_those_of_other_recipes_none(tmp
     other = write_sizes(tmp_path / "c", "steps=[200,400,800]", "clip_norm=2", **by_axis)
     with pytest.raises(ValueError, match="differ in clip_norm; sizes of one law share everything but"):
         find_groups([wide, other])
+
+
+def test_two_studies_with_other_runs_at_one_size_are_refused(tmp_path):
+    first, second = (
+        write_sizes(tmp_path / name, f"model.width={widths}", slope=lambda name, axis, doublings: -0.3 * doublings)
+        for name, widths in (("a", "[64,128,256]"), ("b", "[256,512,1024]"))
+    )
+    second = replace(second, runs=second.runs.assign(run_id="of_b_" + second.runs["run_id"]))
+    with pytest.raises(ValueError, match=r"^sizes and sizes both have sa at width 256, .*; give one of them, or sweep"):
+        find_groups([first, second])
+    shared = with_runs_of(second, "width=256", first, "width=256")
+    (group,) = find_groups([first, shared])
+    assert [curve.size[0] for curve in group.curves] == [64, 128, 256, 512, 1024]
+    is_lacking = first.runs["model"].str.endswith(" width=256") & (first.runs["seed"] == 0)
+    (group,) = find_groups([replace(first, runs=first.runs[~is_lacking]), shared])
+    assert group.curves[2].study is shared, "the study with more runs"
 
 
 def cross(curve, sizes, log_best):
