@@ -75,13 +75,19 @@ def _files(family: str) -> tuple[str, ...]:
     return tuple(info.name for info in found if not info.name.startswith("_"))
 
 
-def near_misses(name: str, choices: tuple[str, ...]) -> str:
-    """Return ``did you mean 'sc'? (choices: …)``: the closest choice, then all if they fit in a line."""
+def near_misses(name: str, choices: tuple[str, ...], noun: str = "choices") -> str:
+    """Return ``did you mean 'sc'? (choices: …)``: the closest choice, then all if they fit in a line.
+
+    Args:
+        name: what was given.
+        choices: the names that exist.
+        noun: what they are, before the colon.
+    """
     near = difflib.get_close_matches(str(name), choices, cutoff=0.5)
     longer = [choice for choice in choices if choice.startswith(f"{name}_")]
     close = longer or [choice for choice in near if choice.startswith(str(name))] or near  # adam: adamw, not radam
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
-    listing = f"choices: {', '.join(shown) if shown else 'none'}"
+    listing = f"{noun}: {', '.join(shown) if shown else 'none'}"
     if not close:
         return listing
     return f"did you mean '{close[0]}'?" + (f" ({listing})" if len(choices) <= MOST_CHOICES else "")

@@ -153,8 +153,8 @@ def _make_missing_error(folder: Path) -> ValueError:
     # siblings of the folder, then the pools it was probably meant to be in
     for place in (folder.parent, folder.parent / "studies", folder.parent / "runs" / "studies"):
         if names := tuple(sorted(path.parent.name for path in place.glob("*/study.json"))):
-            studies = f"studies in {place}: {near_misses(folder.name, names)}"
-            return ValueError("; ".join(filter(None, [wrong, near, studies])))
+            studies = near_misses(folder.name, names, f"studies in {place}")
+            return ValueError(f"{wrong}; " + (f"{near} {studies[0].upper()}{studies[1:]}" if near else studies))
     remedy = "give a folder like runs/studies/<name>, runs/<run_id> or runs/<run_id>/checkpoints/step_000200"
     return ValueError("; ".join([wrong, near or remedy]))
 
@@ -166,5 +166,5 @@ def _near_runs(folder: Path) -> str:
         if close := [each for each in run_ids if each.startswith(folder.name)] or get_close_matches(
             folder.name, run_ids, n=MOST_NEAR
         ):
-            return f"runs in {place}: did you mean {' or '.join(close[:MOST_NEAR])}?"
+            return f"did you mean the run {' or '.join(close[:MOST_NEAR])} in {place}?"
     return ""

@@ -46,7 +46,7 @@ class StudyFolder:
             there = tuple(each.path.name for each in cls.list_studies(runs_dir))
             raise ValueError(
                 f"no study '{name}' in {study.path.parent}; "
-                + (near_misses(name, there) if there else "run python -m stability.sweep first")
+                + (near_misses(name, there, "studies there") if there else "run python -m stability.sweep first")
             )
         return study
 

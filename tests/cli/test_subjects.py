@@ -128,8 +128,8 @@ def test_the_nearest_study_is_named_where_a_folder_is_not_there(entry, tmp_path,
         with pytest.raises(ValueError) as caught:
             main([f"ckpt={ckpt}", *WORDS[entry]])
         assert str(caught.value) == (
-            f"no checkpoint at {folder}, and no run or study; studies in {studies}: did you mean 'quickstart'? "
-            "(choices: quickstart, text_mini)"
+            f"no checkpoint at {folder}, and no run or study; did you mean 'quickstart'? (studies in {studies}: "
+            "quickstart, text_mini)"
         )
     with pytest.raises(ValueError, match=r"^no checkpoint at /nothing/there, and no run or study; give a folder like"):
         main(["ckpt=/nothing/there", *WORDS[entry]])
@@ -220,7 +220,8 @@ def test_a_run_id_with_a_typing_error_names_the_nearest_runs_beside_the_nearest_
         assert out.returncode == 2 and len(out.stderr.splitlines()) == 1
         return out.stderr.partition("no run or study; ")[2]
 
-    both = f"runs in {pool}: did you mean "
-    assert said(pool / "0123456789bc").startswith(f"{both}0123456789ac or 0123456789ab?; studies in {pool}/studies: ")
-    assert said(pool / "fedc") == f"{both}fedcba987654?; studies in {pool}/studies: choices: mine\n"
-    assert said(pool / "studies" / "mina") == f"studies in {pool}/studies: did you mean 'mine'? (choices: mine)\n"
+    both, studies = "did you mean the run ", f"tudies in {pool}/studies: mine"
+    assert said(pool / "0123456789bc") == f"{both}0123456789ac or 0123456789ab in {pool}? S{studies}\n"
+    assert said(pool / "fedc") == f"{both}fedcba987654 in {pool}? S{studies}\n"
+    assert said(pool / "studies" / "mina") == f"did you mean 'mine'? (s{studies})\n"
+    assert said(pool / "studies" / "other") == f"s{studies}\n"
