@@ -21,6 +21,7 @@ from sweeps.trial import Trial, variants
 
 CURVATURE, SAMPLES = "curvature", "samples"  # phases after the training
 OF_TEXT = Words()
+LATEST = 4  # timed trials of a kind that the time left is estimated from
 STALLED = "stalled"  # status "running" without a process working on the run
 
 
@@ -32,6 +33,7 @@ class Row:
         state: "running" lasts until α_max is measured and samples are scored.
         owner: "host:pid" of the process working on the run, for a view from outside.
         stood_s: seconds without a step, if unusually long.
+        halves_s: seconds per step in each half of the log's end; () before enough steps (`STEPS`).
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
         expected: (seconds per step, seconds after training) measured before the launch (`sweeps.costs.expected_times`).
@@ -58,6 +60,7 @@ class Row:
     reason: str = ""
     owner: str = ""
     stood_s: float | None = None
+    halves_s: tuple[float, ...] = ()
     held_by: str = ""
     trained: bool = False
     expected: tuple[float, float] | None = None
@@ -298,6 +301,26 @@ class Progress:
             return None
         return max(sum(known) / self.most_at_once, max(known, default=0.0))
 
+    def swing(self) -> tuple[float, float]:
+        """Return the fastest and the slowest of the last measured steps over those that `eta_s` assumes.
+
+        Of each variant: the last timed trials and both halves of a running one's last steps. (1, 1) with one number.
+        """
+        found = [1.0]
+        for variant in {row.variant for row in self.rows if not row.ended}:
+            step_s, last = self._speeds[variant][0], _last_timed(row for row in self.rows if row.variant == variant)
+            if step_s:
+                found += [each / step_s for row in last for each in (row.step_s, *row.halves_s) if each]
+        return min(found), max(found)
+
+
+def _last_timed(rows: Iterable[Row]) -> list[Row]:
+    """Return the running timed trials and those that ended last, `LATEST` at most unless more are running."""
+    timed = [row for row in rows if row.step_s is not None]
+    running = [row for row in timed if not row.ended]
+    ended = sorted((row for row in timed if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
+    return [*running, *ended[: max(0, LATEST - len(running))]]
+
 
 def _has_verdict(trial: Trial) -> bool:
     try:
@@ -314,7 +337,8 @@ def _ended_row(trial: Trial, variant: str) -> Row:
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
     """Return per variant (seconds per step, seconds for α_max and samples).
 
-    Each is the median over the variant's timed trials. Without one it is the expected time, scaled as the timed
+    Each is the median over the variant's timed trials, a step's over the last ones (`_last_timed`): what else the
+    machine does changes. Without one it is the expected time, scaled as the timed
     trials' differ from theirs, and without an expected time the median over all timed trials.
     """
     groups: dict[str, list[Row]] = {}  # medians: a measurement resumed on another day appears to take that long
@@ -332,7 +356,7 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
             (expected[0] * (step_scale or 1.0), expected[1] * (after_scale or step_scale or 1.0)) if expected else None
         )
         found[variant] = (
-            _median(row.step_s for row in group) or (scaled[0] if scaled else step_s),
+            _median(row.step_s for row in _last_timed(group)) or (scaled[0] if scaled else step_s),
             _median(row.curvature_s for row in group) or (scaled[1] if scaled else after_s or 0.0),
         )
     return found
@@ -375,9 +399,17 @@ def _read_logs(row: Row) -> None:
         row.val_nll = validated[-1] if validated else row.val_nll
     if timing:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
-        if (steps := timing[-1]["step"] - timing[0]["step"]) > 0:
-            row.step_s = (timing[-1]["wall_s"] - timing[0]["wall_s"]) / steps
+        row.step_s = _mean_step(timing) or row.step_s
+        middle = len(timing) // 2
+        halves = (timing[: middle + 1], timing[middle:]) if middle >= STEPS else ()
+        row.halves_s = tuple(filter(None, map(_mean_step, halves)))
     row.stood_s = standing_s(directory, timing) if row.phase == "training" else None
+
+
+def _mean_step(timing: Sequence[dict[str, Any]]) -> float | None:
+    """Return the mean seconds a step between the first and the last row; None without two steps."""
+    steps = timing[-1]["step"] - timing[0]["step"] if timing else 0
+    return (timing[-1]["wall_s"] - timing[0]["wall_s"]) / steps if steps > 0 else None
 
 
 LEAST_S = 60.0

@@ -66,16 +66,30 @@ def _describe_standing(seconds: Sequence[float]) -> str:
     return f" ({len(seconds)} with no step for {up_to}{duration(max(seconds))})" if seconds else ""
 
 
+# the slowest of the last steps over the fastest, from which the time left is said to be rough, or as a range
+ABOUT, RANGE = 1.25, 2.0
+
+
 def left_text(progress: Progress) -> str:
     """Return the time left, ``"4 min 12 s left"``; "" if everything has ended.
 
-    The text is ``"… of training left"`` until α_max and samples have been timed.
+    If the last steps took unlike times, it is ``"about …"``, or a range. The text is ``"… of training left"`` until
+    α_max and samples have been timed.
     """
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
     what = "left" if progress.is_timed_whole else "of training left"
-    return "time left unknown yet" if eta is None else f"{duration(eta)} {what}"
+    if eta is None:
+        return "time left unknown yet"
+    low, high = progress.swing()
+    if high <= ABOUT * low:
+        return f"{duration(eta)} {what}"
+    return (
+        f"about {duration(eta)} {what}"
+        if high <= RANGE * low
+        else f"{duration(low * eta)} to {duration(high * eta)} {what}"
+    )
 
 
 def best_line(progress: Progress) -> str:

@@ -124,6 +124,52 @@ def test_the_time_left_adds_up_over_trials_at_the_speed_of_their_own_kind(tmp_pa
     assert progress.eta_s() == (5 * 1.0 + 5 * 3.0 + 10 * 1.0 + 10 * 3.0) / 2
 
 
+@pytest.mark.parametrize(
+    ("slow", "text"),
+    [(1.1, "16 s left"), (1.4, "about 18 s left"), (3.0, "15 s to 45 s left")],
+)
+def test_the_time_left_is_a_range_where_the_last_steps_took_unlike_times(slow, text, tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=10) for index in range(4)]
+    progress = Progress(trials)
+    for trial, step_s in zip(trials[:2], (1.0, slow), strict=True):
+        started(trial)
+        for step in range(1, 6):
+            fakes.log_step(trial.directory, step, wall_s=step * step_s)
+    progress.poll()
+    median = (1.0 + slow) / 2
+    assert progress.eta_s() == pytest.approx((5 * 1.0 + 5 * slow + 2 * 10 * median) / 2)
+    low, high = progress.swing()
+    assert (low, high) == pytest.approx((1.0 / median, slow / median))
+    assert left_text(progress) == text
+
+
+def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_path):
+    (trial,) = [fakes.make_trial(tmp_path, steps=200)]
+    progress = Progress([trial])
+    started(trial)
+    wall_s = 0.0
+    for step in range(1, 82):
+        wall_s += 1.0 if step <= 41 else 3.0
+        fakes.log_step(trial.directory, step, wall_s=wall_s)
+    progress.poll()
+    assert progress.rows[0].halves_s == (1.0, 3.0) and progress.swing() == (0.5, 1.5)
+    assert left_text(progress) == "1 min 59 s to 5 min 57 s left", "119 steps of 1 to 3 s"
+
+
+def test_the_time_left_is_estimated_from_the_last_runs(tmp_path):
+    """Eight runs at 10 s a step while something else ran, then four at 1 s: the next takes 1 s a step."""
+    trials = [fakes.make_trial(tmp_path, index, steps=10) for index in range(13)]
+    progress = Progress(trials, from_outside=True)
+    for number, trial in enumerate(trials[:12]):
+        result = {"val_nll": 2.0, "wall_s": 100.0 if number < 8 else 10.0}
+        trial.directory.set_status("stable", step=10, num_steps=10, result=result)
+    progress.poll()
+    for number, row in enumerate(progress.rows[:12]):
+        row.ended_at = 1000.0 + number
+    progress.poll()
+    assert progress.row_eta_s(progress.rows[12]) == 10.0
+
+
 def test_kinds_that_wait_are_expected_in_their_ratio_to_those_that_are_timed(tmp_path):
     """Here all is twice as slow as expected. sc has three times sa's steps and four times its α_max."""
     kinds = [{"mechanism": {"name": name}} for name in ("sa", "sa", "sc", "sc")]
