@@ -40,7 +40,7 @@ from analysis.sections import (
 )
 from analysis.sections import together as together_pages
 from analysis.sections.section import Figures, Section, is_of_rates
-from analysis.study.load import Study
+from analysis.study.load import Study, load
 from analysis.study.once import once_per_study
 from analysis.words import join_words, lr_text, plural
 
@@ -126,8 +126,9 @@ def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture
     return None
 
 
-def first_figure(study: Study) -> str:
+def first_figure(study: Study | Path | str) -> str:
     """Return the file of the first page's figure, as `pieces` names it; "" if it has none."""
+    study = load(study)
     found = _first_picture(study, "", front.list_first(study))
     return found.file if found else ""
 
@@ -191,6 +192,12 @@ BEFORE = "together-"  # start of the joint figures' file names
 def comparison(studies: Sequence[Study]) -> Pieces:
     """Return the first page about several studies; () for a single study."""
     return together_pages.comparison(studies, BEFORE)
+
+
+def joint_figure(studies: Sequence[Study | Path | str]) -> str:
+    """Return the file of the first figure about several studies, as `comparison` names it; "" if it has none."""
+    parts = comparison([load(study) for study in studies])
+    return next((piece.file for piece in parts if isinstance(piece, Picture)), "")
 
 
 def together(studies: Sequence[Study]) -> Pieces:

@@ -68,18 +68,26 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
 
         print_text(f"report: {build_page(studies, name, spec.reports_dir)}")
     if "files" in spec.format:
-        from analysis.export import export
+        from analysis.assembly import first_figure, joint_figure
+        from analysis.export import export, export_together
 
+        is_long = spec.caption == "long"
+        is_named = spec.together is None and "pdf" in spec.format and spec.tables == "best"  # by `publish`
         for own, study in named:
             folder = Path(spec.reports_dir) / own
-            written = export(study, folder, has_long_captions=spec.caption == "long")
-            print_text(f"files: {len(written)} in {folder}")
+            written = export(study, folder, has_long_captions=is_long)
+            _print_files(written, folder, "" if is_named else first_figure(study))
         if spec.together is not None and len(studies) > 1:
-            from analysis.export import export_together
-
             folder = Path(spec.reports_dir) / spec.together
-            written = export_together(studies, folder, has_long_captions=spec.caption == "long")
-            print_text(f"files: {len(written)} in {folder}")
+            written = export_together(studies, folder, has_long_captions=is_long)
+            _print_files(written, folder, joint_figure(studies))
+
+
+def _print_files(written: Sequence[Path], folder: Path, figure: str) -> None:
+    """Print the number of files, their folder and the figure for a paper; "": no figure is named."""
+    print_text(f"files: {len(written)} in {folder}")
+    if figure:
+        print_text(f"figure for a paper: {folder / 'figures' / figure}")
 
 
 def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:

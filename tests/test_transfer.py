@@ -67,6 +67,23 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_read(pool
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        (("name=wide", "format=files"), "wide/figures/transfer.pdf"),
+        (("name=wide", "format=[files]", "tables=all"), "wide/figures/transfer.pdf"),
+        (("name=[wide,again]", "together=both", "format=files"), "both/figures/together-studies.pdf"),
+    ],
+)
+def test_the_figure_for_a_paper_is_named_where_no_pdf_is_made(pool, words, figure, tmp_path, monkeypatch, capsys):
+    record = StudyFolder.of(pool, "wide").read()
+    StudyFolder.of(pool, "again").write(record["run_ids"], **{key: record[key] for key in ("spec", "command", "words")})
+    for name in ("export", "export_together"):
+        monkeypatch.setattr(f"analysis.export.{name}", lambda *_, **__: [])
+    assert report.main([*words, f"runs_dir={pool}", f"reports_dir={tmp_path}"]) == 0
+    assert f"figure for a paper: {tmp_path / figure}" in capsys.readouterr().out.splitlines()
+
+
 def test_what_cannot_be_predicted_is_said_with_exit_code_0(pool, capsys):
     assert main(["name=[wide]", f"runs_dir={pool}", "target.width=256", "target.layers=12"]) == 0
     text = " ".join(capsys.readouterr().out.split())
