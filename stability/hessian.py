@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
-from stability.cli.publish import publish
+from stability.cli.publish import print_report_command, publish, publish_alpha
 from stability.cli.subjects import Work, follow, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
@@ -25,8 +25,8 @@ python -m stability.hessian ckpt=FOLDER [key=value …]
 python -m stability.hessian hf=NAME_OR_PATH data=text data.path=FILE_OR_FOLDER lr=2e-5 [key=value …]
 
 Measure α_max by the paper's protocol.
-ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints its Tables
-      5 to 8).
+ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints α_max at
+      its best learning rates; with tables=all every table).
 hf:   any causal language model of transformers: which learning rate does its curvature bear on this text? Nothing is
       written to it.
 What is measured already under the same protocol is not measured again.
@@ -45,8 +45,16 @@ def main(argv: list[str]) -> int:
         from analysis.study.protocol import sentence
 
         phase = spec.curvature.phase
-        publish(plan.study, None, ("terminal", "last", "earliest") if phase == "all" else (phase,))
+        phases = ("terminal", "last", "earliest") if phase == "all" else (phase,)
+        if spec.tables == "all":
+            publish(plan.study, None, phases)
+        else:
+            publish_alpha(plan.study, phases)
         print_text(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
+        if spec.tables == "best":
+            print_text(f"rows: {plan.study.results / 'curvature.parquet'}")
+            print_text("every table and rate: the same command with tables=all")
+            print_report_command(plan.study)
         return 0
     if plan.checkpoint is None:
         _tell_divergence(plan.directory)

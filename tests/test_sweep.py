@@ -189,7 +189,14 @@ def test_hessian_measures_what_a_sweep_left_out(lab, words, capsys):
     study = lab.pool / "studies" / "small"
     assert len(collect(study).curvature) == 0
     protocol = ["recorded_steps=2", "warmup_steps=1", "warmup_batches=2", "phase=all", "state=[checkpoint]"]
+    capsys.readouterr()
     assert hessian.main([f"ckpt={study}", *protocol]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "α_max at the best learning rates" in lines and f"rows: {study / 'results' / 'curvature.parquet'}" in lines
+    assert len(lines) <= 25 and "every table and rate: the same command with tables=all" in lines
+    assert hessian.main([f"ckpt={study}", *protocol, "tables=all"]) == 0
+    out = capsys.readouterr().out
+    assert "Median α_max and % stable steps" in out and len(out.splitlines()) > 60
     rows = collect(study).curvature
     assert set(rows.phase) == {"earliest", "terminal"}
     assert len(rows) == 4 * 2 * 2

@@ -66,9 +66,7 @@ def publish(
         left_out = _collect(study)
         known = _load(study, reference)
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent, pages)
-        if tables == "best" and len(left_out) > MOST_LEFT_OUT:
-            more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
-            left_out = [*left_out[:MOST_LEFT_OUT], more]
+        left_out = _shorten(left_out) if tables == "best" else left_out
         text = "\n".join([*left_out, summary(known, phases) if tables == "all" else ending(known, phases)])
         if tables == "best" and written is not None and (figure := first_figure(known)):
             place = written.parent / study.path.name / "figures" / figure
@@ -81,6 +79,27 @@ def publish(
     if tables == "best":
         print_text(_line_on_tables(study, reports_dir))
     return known
+
+
+def publish_alpha(study: StudyFolder, phases: Sequence[str]) -> None:
+    """Collect the runs into parquet, and print α_max at the best learning rates.
+
+    Args:
+        study: the study.
+        phases: phases of the measured checkpoints.
+    """
+    with seldom_collected():
+        from analysis.sections.alpha_brief import describe_at_best_rates
+
+        left_out = _shorten(_collect(study))
+        print_text("\n".join([*left_out, describe_at_best_rates(_load(study), phases)]))
+
+
+def _shorten(left_out: Sequence[str]) -> list[str]:
+    """Return the lines on the first skipped runs and files, and the number of the others."""
+    more = len(left_out) - MOST_LEFT_OUT
+    rest = [f"left out: {more} more; tables=all names them"] if more > 0 else []
+    return [*left_out[:MOST_LEFT_OUT], *rest]
 
 
 def unchanged_lines(

@@ -43,6 +43,9 @@ class HessianSpec(Settings):
         default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    tables: Literal["best", "all"] = Field(
+        default="best", description="what is printed of a study: α_max at the best rates, or every table"
+    )
 
     @model_validator(mode="before")
     @classmethod
