@@ -20,7 +20,7 @@ from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.windows import GENERATIVE, NLL_NAMES, VALIDATION, median_line, outcomes
 from analysis.study import wording
 from analysis.study.load import HAS_RESULT, Column, Frame, Study
-from analysis.words import lr_text, power
+from analysis.words import lr_text, power, significant
 from stability.runs.words import EXPLODED, is_exploded
 
 Form = Callable[[float], str]
@@ -40,7 +40,7 @@ def percent_digits(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def spread_cell(spread: Spread, form: Form = power) -> Cell:
+def spread_cell(spread: Spread, form: Form = significant) -> Cell:
     """Return a cell with the median over seeds, interval and n; ``--`` if empty."""
     return Cell(form(spread.median), spread.detail(form)) if spread.n else Cell("--")
 
@@ -57,7 +57,7 @@ class Measure:
 
     label: str
     by_seed: Callable[[Frame], Iterable[float]]
-    form: Form = power
+    form: Form = significant
 
     def cell(self, rows: Frame) -> Cell:
         """Return the cell for one place."""

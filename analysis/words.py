@@ -25,9 +25,12 @@ def power(value: float, digits: int = 2) -> str:
 
 
 def significant(value: float, digits: int = 2) -> str:
-    """Return a number of some significant digits, from 10,000 on as a power of ten: 380, 0.21, 7.1e5."""
+    """Return a number of some significant digits, outside 0.01…9,999 as a power of ten: 380, 0.21, 7.1e5.
+
+    NaN is ``--``.
+    """
     rounded = float(f"{value:.{digits}g}")
-    return power(value) if 1e4 <= abs(rounded) < math.inf else f"{rounded:g}"
+    return f"{rounded:g}" if value == 0 or 0.01 <= abs(rounded) < 1e4 else power(value, digits)
 
 
 def lr_text(lr: float) -> str:

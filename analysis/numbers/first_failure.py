@@ -45,14 +45,14 @@ class Failure:
 
     @property
     def clause(self) -> str:
-        """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 diverge"."""
+        """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1, 2 of 3 diverge"."""
         rate = lr_text(self.lr)
         one, several = _say(self.kind)
         if self.runs == self.of:
             if self.beyond == self.kind:
                 return f"from {rate} on it {one}"
             return f"at {rate} it {one}{f', beyond it {_say(self.beyond)[0]}' if self.beyond else ''}"
-        return f"at {rate} {self.runs} of {self.of} {one if self.runs == 1 else several}"
+        return f"at {rate}, {self.runs} of {self.of} {one if self.runs == 1 else several}"
 
 
 def first_failure(study: Study, series: str, found: Window) -> Failure | None:

@@ -354,7 +354,7 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     ]
     failure = first_failure(study, series, found)
     lost = None if failure or found.open_high else share_lost(study, series, found)
-    at_end = "" if lost is None else f"at {lr_text(lost[0])} {100 * lost[1]:.0f} % of the learning is lost"
+    at_end = "" if lost is None else f"at {lr_text(lost[0])}, {100 * lost[1]:.0f} % of the learning is lost"
     worse = worse_failures(study, series, found)
     first = replace(failure, beyond="") if failure and worse else failure
     parts += [first.clause if first else at_end, *(each.clause for each in worse)]

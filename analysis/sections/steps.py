@@ -27,7 +27,7 @@ from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_c
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.study.protocol import methods, state_text, terms_in_brief
-from analysis.words import join_words, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power, significant
 
 
 def find_fallen(rows: Frame) -> Column:
@@ -110,7 +110,9 @@ def _ratio(part: Frame) -> Cell:
         return Cell("--")
     ratios = (usable["critical_lr"] / usable["alpha_max"]).to_numpy(dtype=float)
     low, high = np.quantile(ratios, (0.25, 0.75))
-    return Cell(power(float(np.median(ratios))), f"{power(float(low))}–{power(float(high))}, n={len(ratios)}")
+    return Cell(
+        significant(float(np.median(ratios))), f"{significant(float(low))}–{significant(float(high))}, n={len(ratios)}"
+    )
 
 
 def drop_diverged(study: Study, rows: Frame) -> Frame:
@@ -173,8 +175,8 @@ def _median(values: Column) -> Cell:
     known = values[values.notna()]
     if known.empty:
         return Cell("--")
-    ends = f"{power(float(known.min()))}–{power(float(known.max()))}" if len(known) > 1 else ""
-    return Cell(power(float(known.median())), ends)
+    ends = f"{significant(float(known.min()))}–{significant(float(known.max()))}" if len(known) > 1 else ""
+    return Cell(significant(float(known.median())), ends)
 
 
 # relative error beyond which float64 decides the inaccurate side (`stability.probes.curvature.descent.DOUBTFUL`)

@@ -170,7 +170,7 @@ def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     table = answer_table(study)
     column = table.header.index("first failure")
     assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "1e0: 2 % lost"]
-    assert "at 1e0 95 % of the learning is lost" in " ".join(answer(study).split())
+    assert "at 1e0, 95 % of the learning is lost" in " ".join(answer(study).split())
     assert breaks(study, study.series) == (
         "What ends the own windows, at the next rate swept: 3 of 3 runs have a higher NLL (sa at 1e-1). "
         "Not ended within the rates swept: sc."

@@ -121,7 +121,7 @@ def test_runs_that_fail_in_several_ways_name_them(tmp_path):
     statuses = {("sa", 1e-1, 0): ("diverged", "planted"), ("sa", 1e-1, 1): ("plateaued", "planted")}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
     failure = first_failure(found, "sa", windows(found)["sa"].median)
-    assert failure.clause == "at 1e-1 2 of 3 diverge or learn nothing"
+    assert failure.clause == "at 1e-1, 2 of 3 diverge or learn nothing"
     mixed = study_of(tmp_path / "on", {"sa": (2.2, 2.0, math.inf, 3.3)})
     assert (
         first_failure(mixed, "sa", windows(mixed)["sa"].median).clause

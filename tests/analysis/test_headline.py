@@ -160,7 +160,7 @@ def test_one_rate_of_one_seed_is_said_to_be_that(tmp_path):
 
 def test_a_rate_at_which_some_seeds_diverge_is_named_with_their_number(tmp_path):
     statuses = {("sa", 1e-1, seed): ("diverged", "planted") for seed in (0, 1)}
-    assert "at 1e-1 2 of 4 diverge" in said(tmp_path, (2.2, 2.0, 2.05, 2.1), seeds=4, statuses=statuses)
+    assert "at 1e-1, 2 of 4 diverge" in said(tmp_path, (2.2, 2.0, 2.05, 2.1), seeds=4, statuses=statuses)
 
 
 def test_seeds_are_named_where_some_have_no_result(tmp_path):

@@ -10,6 +10,8 @@ from analysis.drawing import tables
 from analysis.drawing.pieces import Paragraph, Picture
 from analysis.drawing.typeset import Cell, Table, literal
 from analysis.export import export
+from analysis.measures import spread_cell
+from analysis.numbers.spread import Spread
 from analysis.numbers.windows import window
 from analysis.sections import nll, overview
 from analysis.sections.alpha_tables import alpha_tables
@@ -96,10 +98,23 @@ def test_a_figure_is_as_wide_as_it_was_drawn():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(376.2, "380"), (0.2149, "0.21"), (5.0, "5"), (706712.0, "7.1e5"), (-0.031, "-0.031")]
+    ("value", "text"),
+    [(376.2, "380"), (0.2149, "0.21"), (5.0, "5"), (706712.0, "7.1e5"), (-0.031, "-0.031"), (0.0, "0")],
 )
 def test_a_number_of_two_digits_has_no_exponent_below_ten_thousand(value, text):
     assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(9949.0, "9900"), (9951.0, "1.0e4"), (0.0099, "9.9e-3"), (0.00999, "0.01"), (math.nan, "--"), (math.inf, "∞")],
+)
+def test_a_number_is_plain_from_a_hundredth_to_9999(value, text):
+    assert significant(value) == text
+
+
+def test_a_median_over_seeds_is_a_plain_number():
+    assert spread_cell(Spread.of([5.4, 5.3, 5.5])) == Cell("5.4", "5.3–5.5, n=3")
 
 
 def test_wide_studies_are_split_evenly():
