@@ -15,6 +15,7 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
 from stability.models.backbone import num_parameters
+from stability.models.first_order import differentiated_once
 from stability.training.step import Replica
 
 BYTES = 257
@@ -68,7 +69,8 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
     examples = objective.examples(tokens, generator).to(torch.device(device))
 
     def step() -> None:
-        total, count = objective.loss(net, examples)
+        with differentiated_once():
+            total, count = objective.loss(net, examples)
         (total / count).backward()
         nn.utils.clip_grad_norm_(net.parameters(), spec.clip_limit)
         optimizer.step()

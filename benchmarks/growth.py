@@ -3,7 +3,8 @@
 For each of ``--runs`` a finished study is made as in `benchmarks.report_scale`; nothing is trained. Each command then
 runs once in a fresh process, the files in the page cache:
 
-* ledger: the sweep's command, which collects every run into the results' tables and prints the study's;
+* ledger: the sweep's command, which collects every run into the results' tables and prints the study's; tables and
+  answers of an earlier measurement are removed first;
 * recognition: the same command again, which finds everything finished and nothing changed;
 * status: ``python -m stability.status`` of the study;
 * report: ``python -m stability.report``, the PDF.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -46,6 +48,12 @@ def command_lines(folder: Path, num_runs: int) -> dict[str, list[str]]:
         "status": ["-m", "stability.status", study.path.name, where[0]],
         "report": ["-m", "stability.report", f"name={study.path.name}", *where],
     }
+
+
+def forget(study: StudyFolder) -> None:
+    """Remove a study's tables and the pool's stored answers, so that the ledger collects the runs again."""
+    for folder in (study.results, study.pool / "cache" / "answers"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def row(name: str, num_runs: int, taken: Spent, before: tuple[int, Spent] | None) -> str:
@@ -85,7 +93,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "text.txt").write_text(TEXT)
         for num_runs in options.runs:
-            finish_study(folder, num_runs)
+            forget(finish_study(folder, num_runs))
             argvs = command_lines(folder, num_runs)
             for command in COMMANDS:
                 if command in options.commands or (command == "ledger" and "recognition" in options.commands):

@@ -20,6 +20,7 @@ from stability.config.base import Settings
 from stability.config.identity import Since
 from stability.config.impl import Impl, Use
 from stability.mechanisms._base import MixerShape
+from stability.mechanisms._first_order import Combination, Rows
 from stability.models.precision import autocast_dtype, rounds_products
 
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
@@ -257,6 +258,29 @@ class EdgeNetwork(nn.Module):
             lambda_HTRKM.unflatten(-1, batch_and_edges),
             norm_HBP,
         )
+
+    def flows_once(self) -> bool:
+        """Return whether `flow_once` supports the settings."""
+        config = self.config
+        return bool(config.rank) and mlps_of(config) == config.iterations == 1 and config.step != "bounded"
+
+    def flow_once(self, hidden_HTXM: Tensor, difference_H1KBP: Tensor) -> Tensor:
+        """Return `EdgeWeights.flow` of all heads, (H, K, B, P), without second derivatives.
+
+        Args:
+            hidden_HTXM: activations.
+            difference_H1KBP: disagreement, one for both directions.
+        """
+        difference_HKM = difference_H1KBP[:, 0].flatten(-2)
+        # By head: torch rounds the last few numbers of a tensor's softplus otherwise than the others.
+        scalars_HTSM = torch.cat([F.softplus(part) for part in self._scalars(hidden_HTXM, slice(None)).split(1)])
+        lambda_HTRKM, squares_HTRM, along_HTRM = Rows.apply(
+            hidden_HTXM, self.lambda_weight, self.lambda_bias, difference_HKM, self.config.rank
+        )
+        gain_HTRM = scalars_HTSM[:, :, 1][:, :, None] / (self.config.rank * _nonzero(squares_HTRM))
+        isotropic_HKM = scalars_HTSM[:, :, 0].sum(1)[:, None] * difference_HKM
+        flow_HKM = isotropic_HKM + Combination.apply(gain_HTRM * along_HTRM, lambda_HTRKM)
+        return flow_HKM.unflatten(-1, difference_H1KBP.shape[-2:])
 
     def _scalars(self, hidden_HTXM: Tensor, heads: slice) -> Tensor:
         """Return α and β before softplus, (H, T, 2, B·P); only α at rank 0."""

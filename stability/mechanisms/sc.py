@@ -31,6 +31,7 @@ from stability.mechanisms._edge_weights import (
 from stability.mechanisms._graphs import Edges, convert_edges, cycle_edges, top_edges
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import EdgeList, Pairs, exact_cos_sin, rotate, turn_of_kernels
+from stability.models.first_order import is_differentiated_once
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
@@ -192,6 +193,9 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def _update(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
         """Return u after all steps u ← u − η·g, one or all heads at a time."""
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
+        if self.flows_once() and self.rotation != "relative" and is_differentiated_once(u_HKBN):
+            flow_HKBP = self.flow_once(hidden_HTXM, graph.differences(self._rotate(u_HKBN)))
+            return u_HKBN - step_sizes[0] * self._rotate_back(graph.collect(flow_HKBP))
         at_once = slices[0].stop
         weights: Iterable[EdgeWeights] = (
             self._weights(hidden, heads, graph)

@@ -16,6 +16,7 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
 from stability.config.training import lr_factor
 from stability.corpora.base import AbstractCorpus
+from stability.models.first_order import differentiated_once
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
@@ -258,7 +259,8 @@ class Replica:
         count = self.objective.count(examples, torch.float32)
 
         def add(microbatch: Examples, first_row: int) -> Sums:
-            with mode(first_row), computing_in(self.spec.precision, self.device):
+            once = differentiated_once(not self.spec.compile)  # no compiler takes such functions
+            with mode(first_row), computing_in(self.spec.precision, self.device), once:
                 found = self.objective.training_loss(self.forward, microbatch)
             # Over the whole batch's count: a microbatch of few masked tokens has no more weight per token.
             (found.total / count).backward()
