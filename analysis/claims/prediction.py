@@ -195,6 +195,25 @@ def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
     return f"Of the baselines, {best.predictor.name} tells {what} best: {kind} {_value(best.scopes[POOLED])}."
 
 
+ANSWERS = {"better": "Better than", "worse": "Worse than", "cannot tell": "Undecided against"}
+
+
+def answer(scored: Sequence[Scored]) -> str:
+    """Return how α_max / α compares with the best baseline in telling which runs break, with both AUCs."""
+    own, best = _ratio(scored), best_baseline(scored)
+    if best is None or own is None or math.isnan(own.scopes[POOLED].value):
+        return "Not judged: too few runs, or all ended alike"
+    found = ANSWERS[verdict(own.beyond[best.predictor.column])]
+    return (
+        f"{found} the {best.predictor.name} at telling which runs break: AUC {_value(own.scopes[POOLED])} "
+        f"against {_value(best.scopes[POOLED])}"
+    )
+
+
+def _ratio(scored: Sequence[Scored]) -> Scored | None:
+    return next((each for each in scored if each.predictor.column == "alpha_max_ratio"), None)
+
+
 def compare_with_baseline(scored: Sequence[Scored], event: str) -> str:
     """Return the AUC of α_max / α beside the best baseline's; "" if one of them is unknown.
 
@@ -203,7 +222,7 @@ def compare_with_baseline(scored: Sequence[Scored], event: str) -> str:
         event: ``broke`` or ``unstable``.
     """
     best = best_baseline(scored)
-    own = next((each for each in scored if each.predictor.column == "alpha_max_ratio"), None)
+    own = _ratio(scored)
     if best is None or own is None or math.isnan(own.scopes[POOLED].value):
         return ""
     return (

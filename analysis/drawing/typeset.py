@@ -243,6 +243,6 @@ def document(title: str, subtitle: str, body: str, running: str = "") -> str:
         running: title in the file's properties and in each page's foot; by default the title.
     """
     size = 19 if len(title) <= LONG_TITLE else 15
-    large = f'#[#set par(justify: false)\n#text(size: {size}pt, weight: "bold", hyphenate: false, {literal(title)})]'
+    large = f'#[#set par(justify: false)\n#text(size: {size}pt, weight: "bold", hyphenate: false)[{prose(title)}]]'
     below = f"#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n" if subtitle else ""
     return PREAMBLE.replace("TITLE", literal(running or title)) + f"{large}\n\n{below}" + body

@@ -20,7 +20,7 @@ from analysis.numbers.first_failure import first_failure, share_lost, worse_fail
 from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
 from analysis.numbers.spread import FEW_RULE, FEWEST_FOR_MEDIANS, MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
-from analysis.sections import transfer
+from analysis.sections import prediction, transfer
 from analysis.sections.choice import choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
@@ -114,10 +114,12 @@ def _rank(study: Study) -> list[str]:
 def title(study: Study) -> str:
     """Return the question with its answer: the upper edges of the common windows, or of the own ones without these.
 
-    A study of sizes has `transfer`'s question.
+    A study of sizes has `transfer`'s question, one whose series have rates of their own that of `prediction`.
     """
     if transfer.leads(study):
         return transfer.title(study)
+    if prediction.leads(study):
+        return prediction.title(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}

@@ -154,7 +154,9 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     groups = [{name: table} for name, table in known.items()] if compares_losses(study) else [tables]
     row = 0.2 if len(tables) < 6 and not series else 0.14  # inches
     curves = max(0.5, 2.6 / len(groups)) if len(groups) > 1 else 2.15 if not series else 1.5
-    figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves * len(groups) + row * len(tables)), layout="constrained")
+    around = 0.35 if not series else 0.55  # legend and labels, which take more of a lower figure
+    size = (WIDTH_INCHES, around + curves * len(groups) + row * len(tables))
+    figure = Figure(figsize=size, layout="constrained")
     heights = (*[curves] * len(groups), 0.2 + row * len(tables))
     *panels, bars = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _window_bars(bars, study, found, common_windows(study, column), styles)

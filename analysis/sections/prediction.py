@@ -42,6 +42,7 @@ from analysis.words import join_words, plural
 TITLE = "Does α_max predict the edge?"
 MOST_COLUMNS = 4  # mechanisms beside the three columns over all
 NO_VALUE = "--"
+OWN_RATES = 0.9  # share of distinct rates in a study whose series have rates of their own
 
 
 class Evidence:
@@ -240,6 +241,19 @@ def conclusion(study: Study) -> str:
     """Return the predictors better than every baseline, and the AUC of α_max / α beside the best baseline's."""
     found = evidence(study)
     return f"{said.conclusion(found.claims())} {said.compare_with_baseline(found.of_runs['broke'], 'broke')}".rstrip()
+
+
+def leads(study: Study) -> bool:
+    """Return whether a study asks what early measurements tell: its series hardly share rates, as windows must."""
+    rates = [set(study.of(name)["lr"]) for name in study.series]
+    if len(rates) < 2 or not is_of_rates(study) or study.is_in_multiples or not has_early(study):
+        return False
+    return len(set.union(*rates)) >= OWN_RATES * sum(map(len, rates))
+
+
+def title(study: Study) -> str:
+    """Return the question with its answer on broken runs: AUC of α_max / α beside the best baseline's."""
+    return f"{TITLE} {said.answer(evidence(study).of_runs['broke'])}"
 
 
 def figures(study: Study) -> Figures:

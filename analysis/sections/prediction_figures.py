@@ -24,7 +24,7 @@ from analysis.numbers.prediction import (
 from analysis.numbers.ranking import Estimate, roc, shares_below
 from analysis.study.load import Frame
 
-ROW_INCHES = 0.2
+ROW_INCHES = 0.17
 GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
 # Colours of measured predictors by column; baselines are grey with different dashes.
 COLORS = {
@@ -54,7 +54,7 @@ def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | 
     if not known:
         return None
     number = max(map(len, known.values()))
-    height = max(2.5, 0.55 + ROW_INCHES * number)
+    height = max(2.2, 0.5 + ROW_INCHES * number)
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + height * len(known)), layout="constrained")
     grid = figure.subplots(len(known), 2, squeeze=False, width_ratios=(1, 1.15))
     styles = mechanism_looks(select_judged(runs)["mechanism"])

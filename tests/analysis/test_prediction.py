@@ -21,7 +21,7 @@ from analysis.numbers.prediction import (
     unit_of,
     verdict,
 )
-from analysis.sections import contents, prediction
+from analysis.sections import contents, headline, prediction
 from analysis.study.load import load
 from tests.analysis.foretelling import LAST, run, study_of
 from tests.analysis.synthetic import quickstart_alpha, write_study
@@ -347,3 +347,22 @@ def test_figures_and_tables_of_a_study_that_can_be_judged(known):
     assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs", ""]
     assert rows["α_max / α"] == ["1.00", "1.00", "1.00", "1.00", "1.00", "+0.05"]
     assert "Which runs diverge or spike, continued" in tables
+
+
+def test_a_study_whose_series_have_rates_of_their_own_is_titled_by_what_early_alpha_tells():
+    # α_max says nothing of which runs break, the rate all: 3 of 6 rates of each series do, at no rate of another
+    def made(shift):
+        return study_of([
+            run(rate * factor, rate * factor * (1 + (5 * place + seed) % 7), "diverged" if place > 2 else "stable",
+                mechanism=name, seed=seed, end=150 if place > 2 else LAST, val_nll=2.0 + 0.1 * place)
+            for name, factor in (("sa", 1.0), ("sw", shift))
+            for place, rate in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2))
+            for seed in range(3)
+        ])  # fmt: skip
+
+    said = headline.title(made(1.03))
+    assert said.startswith(
+        "Does α_max predict the edge? Worse than the learning rate α alone at telling which runs break"
+    )
+    assert " against 1.00" in said
+    assert headline.title(made(1.0)).startswith("How far can the learning rate be pushed")
