@@ -64,6 +64,11 @@ def question(study: Study) -> str:
     return headline.title(study) if is_of_rates(study) else title(study.name)
 
 
+def joint_question(studies: Sequence[Study], name: str) -> str:
+    """Return the title of a report about several studies: their question with its answers, else their name."""
+    return together_pages.title(studies) or title(name)
+
+
 def subtitle(study: Study) -> str:
     """Return a study's series, rates and seeds in one line."""
     lrs = sorted(set(study.runs["lr"]))

@@ -86,7 +86,7 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
         page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER, is_part=True))
         page.parts.append(f"<h2 id={_quote(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
         page.add([joint], f"{assembly.TOGETHER}: ")
-    title = assembly.title(name) if several else assembly.question(studies[0])
+    title = assembly.joint_question(studies, name) if several else assembly.question(studies[0])
     return page.write(title, join_words([study.name for study in studies]) if several else "", name, reports_dir)
 
 

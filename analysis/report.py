@@ -68,9 +68,9 @@ def build_together(
         if joint := assembly.together(studies):
             parts.append((assembly.TOGETHER, join_words(study.name for study in studies), _typst([joint], folder)))
         first = _typst([assembly.comparison(studies)], folder)
-        return typeset.document(
-            assembly.title(name), join_words(study.name for study in studies), first + typeset.parts(parts)
-        )
+        names = join_words(study.name for study in studies)
+        question = assembly.joint_question(studies, name)
+        return typeset.document(question, names, first + typeset.parts(parts), assembly.title(name))
 
     return _compile(text, Path(reports_dir) / f"{name}.pdf")
 

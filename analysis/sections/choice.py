@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEST, COST, OWN, against_reference
+from analysis.numbers.ablations import ablations
 from analysis.numbers.first_failure import Failure, highest_exploded, worse_failures
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import VALIDATION, Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import compares_losses, references
-from analysis.words import join_words, lr_text, plural, power
+from analysis.words import join_words, lr_text, plural, power, value_text
 from stability.runs.words import EXPLODED
 
 BEST_NLL, LOWEST = f"{BEST} NLL", "Lowest NLL"
 UNDECIDED = "undecided against {}"
 MOST_NAMED = 36  # characters of names in a list
 MOST_REFERENCES = 2
+MOST_VALUES = 5  # of one setting, in a title
+PARTS = {"ffn": "feed-forward network", "position": "position encoding"}
 
 
 def choose(study: Study, *, is_long: bool = False) -> list[str]:
@@ -66,6 +69,9 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
     lowest, why = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
     upper = upper_edge(known[lowest]) if is_long else ""
     texts = [f"{LOWEST}: {lowest} at {lr_text(known[lowest].best_lr)} ({why}){upper and '; ' + upper}."]
+    blind = set(study.runs.loc[study.runs["blind_to_order"] == 1, "series"]) - {reference}
+    left_out = [name for name in widths if name in blind]  # the less a mechanism can learn, the wider its own window
+    widths = {name: claim for name, claim in widths.items() if name not in blind}
     if study.runs["lr"].nunique() > 1 and widths:
         direct = _compare_directly(judged, "own")
         widest, why = _lead(reference, widths, lambda name: -known[name].width, ("wider", "narrower"), direct)
@@ -73,7 +79,53 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
         # by turns side by side: the runs' own clocks depend on what else the machine had to do
         cost = f"; {timed.difference} of {reference}" if is_long and timed is not None and timed.interval else ""
         texts.append(f"Widest own window: {widest} ({why}){cost}.")
+    if study.runs["lr"].nunique() > 1 and left_out:
+        texts.append(f"Not counted for its window, since hardly able to see order: {_list(left_out)}.")
     return texts
+
+
+def answer_setting(study: Study) -> str:
+    """Return a title for a study of one named setting: whether its values lower the NLL or widen the own window.
+
+    "" for any other study: of several settings, of numbers, of one rate, or of mechanisms.
+    """
+    groups = [(each.base, group) for each in ablations(study) for group in each.groups]
+    if len(groups) != 1 or study.runs["lr"].nunique() == 1 or compares_losses(study):
+        return ""
+    (base, group), compared = groups[0], against_reference(judge(study))
+    values = {column.series: column.text for column in group.columns if column.series != base}
+    if group.numeric or {base, *values} != set(study.series) or not 0 < len(values) <= MOST_VALUES:
+        return ""
+    part, before = PARTS.get(group.part or group.setting, group.heading), value_text(group.base_value)
+    if len(values) == 1:
+        question = f"Does the {part} {next(iter(values.values()))} in place of {before}"
+    else:
+        question = f"Does another {part} than {before}"
+    said = [
+        _say_verdicts({values[name]: compared.get(name, {}).get(quantity) for name in values}, words)
+        for quantity, words in ((BEST_NLL, ("lower", "higher")), (OWN, ("wider", "narrower")))
+    ]
+    is_equal = said[0] == said[1]
+    answer = f"Both {said[0]}" if is_equal else f"NLL {said[0]}; own window {said[1]}"
+    seeds = plural(study.runs["seed"].nunique(), "seed")
+    return f"{question} lower the NLL or widen the stable window? {answer} ({seeds})"
+
+
+def _say_verdicts(claims: Mapping[str, Claim | None], words: tuple[str, str]) -> str:
+    """Return the verdicts on a setting's values, e.g. "higher with learned and none; undecided with hope".
+
+    Args:
+        claims: by value the claim that it is better than the base's; None: not compared.
+        words: "better" and "worse" for this quantity.
+    """
+    found: dict[str, list[str]] = {}
+    for value, claim in claims.items():
+        verdict = "" if claim is None else claim.verdict
+        word = {"holds": words[0], "contradicted": words[1]}.get(verdict, "undecided")
+        found.setdefault(word, []).append(value)
+    if len(claims) == 1 or list(found) == ["undecided"]:
+        return next(iter(found))
+    return ", ".join(f"{word} with {join_words(found[word])}" for word in (*words, "undecided") if word in found)
 
 
 def upper_edge(found: Window) -> str:

@@ -21,7 +21,7 @@ from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
 from analysis.numbers.spread import FEW_RULE, FEWEST_FOR_MEDIANS, MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import prediction, transfer
-from analysis.sections.choice import choose, upper_edge
+from analysis.sections.choice import answer_setting, choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
@@ -114,7 +114,8 @@ def _rank(study: Study) -> list[str]:
 def title(study: Study) -> str:
     """Return the question with its answer: the upper edges of the common windows, or of the own ones without these.
 
-    A study of sizes has `transfer`'s question, one whose series have rates of their own that of `prediction`.
+    A study of sizes has `transfer`'s question, one whose series have rates of their own that of `prediction`, one of a
+    single named setting that of `answer_setting`.
     """
     if transfer.leads(study):
         return transfer.title(study)
@@ -122,6 +123,8 @@ def title(study: Study) -> str:
         return prediction.title(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
+    if said := answer_setting(study):
+        return said
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
     lacking = unlearned_words(study)
     trained = [name for name, each in medians.items() if each is not None and not lacking[name]]
@@ -185,6 +188,16 @@ def _title_of_one_rate(study: Study) -> str:
     ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
     said = f"{join_words(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
     return f"Which has the lowest NLL {place}? {said if ranked else 'None has learned anything'}"
+
+
+def lowest_nll(study: Study) -> str:
+    """Return the series with the lowest NLL and its rate, "sa at 3e-3 (2.089)"; "" if none has learned anything."""
+    known = {name: each.median for name, each in windows(study).items()}
+    learned = {name: each for name, each in known.items() if each and unlearned_words(study)[name] != LEARNED_NOTHING}
+    if not learned:
+        return ""
+    name = min(learned, key=lambda name: learned[name].best_nll)
+    return f"{name} at {lr_text(learned[name].best_lr)} ({learned[name].best_nll:.3f})"
 
 
 def _explain_title(study: Study, name: str, found: Window | None) -> str:

@@ -20,9 +20,10 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
 from analysis.study.reference import frequency_nll
-from analysis.words import wrap
+from analysis.words import plural, wrap
 
 NAME, PANELS_PER_ROW = "studies", 3
+LONGEST_TITLE, MOST_TITLED = 200, 4  # characters; studies with an answer of their own in it
 CAPTION = (
     "Validation NLL at the end of training against learning rate, a panel a study. Points: seeds; line: their median, "
     "broken where half of them or more diverged; dashed: the NLL of frequencies alone, where nothing is learned."
@@ -47,6 +48,28 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
     return box(_answers(compared)) + picture + shown([headline.comparison_table(compared)])
+
+
+def title(studies: Sequence[Study]) -> str:
+    """Return the question of several studies with each one's answer; "" below two studies of rates.
+
+    Studies that ask unlike questions, or whose answers are too long together, share that of the lowest NLL.
+    """
+    compared = [study for study in studies if is_of_rates(study)]
+    if len(compared) < 2:
+        return ""
+    if groups := transfer.join(compared):
+        return transfer.title_of(groups)
+    titles = [headline.title(study).partition("? ") for study in compared]
+    if len({question for question, _, _ in titles}) == 1:
+        answers = "; ".join(f"{study.name}: {answer}" for study, (*_, answer) in zip(compared, titles, strict=True))
+        if len(said := f"{titles[0][0]}? {answers}") <= LONGEST_TITLE:
+            return said
+    lowest = [f"{study.name}: {found}" for study in compared if (found := headline.lowest_nll(study))]
+    more = len(lowest) - MOST_TITLED
+    rest = [f"{plural(more, 'further study').replace('studys', 'studies')} below"] if more > 0 else []
+    said = "; ".join([*lowest[:MOST_TITLED], *rest])
+    return f"Which has the lowest NLL, and at which learning rate? {said or 'None has learned anything'}"
 
 
 def _answers(studies: Sequence[Study]) -> list[str]:

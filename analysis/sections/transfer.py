@@ -66,7 +66,12 @@ def leads(study: Study) -> bool:
 
 def title(study: Study) -> str:
     """Return the question with each group's answer."""
-    return f"{QUESTION} {'; '.join(_say_briefly(group) for group in groups_of(study))}"
+    return title_of(groups_of(study))
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Return the question with the answer of each group."""
+    return f"{QUESTION} {'; '.join(map(_say_briefly, groups))}"
 
 
 def _say_briefly(group: Group) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import matplotlib
 import pandas as pd
@@ -16,7 +18,7 @@ from analysis.numbers.window_ends import window_ends
 from analysis.sections import curves
 from analysis.sections.choice import breaks, choose
 from analysis.sections.front import describe_runs
-from analysis.sections.headline import MOST_LINES, answer, answer_table
+from analysis.sections.headline import MOST_LINES, answer, answer_table, title
 from analysis.sections.nll_figures import nll_figure
 from analysis.sections.overview import trouble_table
 from analysis.study.load import load
@@ -53,6 +55,57 @@ def test_a_claim_on_two_series_tells_them_without_the_reference(tmp_path):
     nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.1, 0.1), "sw": vee(2.0, 0.3), "mix": vee(2.0, 0.3)}
     _, widest = choose(study_of(tmp_path, nlls, rates=FINE))
     assert widest == "Widest own window: sc (wider than sa: supported; sw narrower: supported; not compared with mix)."
+
+
+def test_a_mechanism_that_hardly_sees_order_is_not_the_widest(tmp_path):
+    """The less there is to learn, the wider the own window."""
+    nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.1, 0.1), "mix": vee(2.05, 0.2)}
+    study = study_of(tmp_path, nlls, rates=FINE)
+    assert choose(study)[1].startswith("Widest own window: sc (wider than sa: supported")
+    blind = replace(study, runs=study.runs.assign(blind_to_order=(study.runs["mechanism"] == "sc").astype(int)))
+    _, widest, left_out = choose(blind)
+    assert widest == "Widest own window: mix (wider than sa: supported)."
+    assert left_out == "Not counted for its window, since hardly able to see order: sc."
+
+
+def of_positions(folder, values):
+    """sa at rope, and at others whose NLL is a function of log10 of the rate."""
+    settings = [{}, *({"variant": f"position={value}"} for value in values)]
+    study = write_study(folder, mechanisms=["sa"], lrs=FINE, seeds=3, settings=settings)
+    runs = pd.read_parquet(study / "results" / "runs.parquet")
+    for row in runs.index:
+        form = values.get(str(runs.loc[row, "variant"]).partition("=")[2], vee(2.0, 0.3))
+        runs.loc[row, "val_nll"] = form(math.log10(runs.loc[row, "lr"])) + 0.001 * runs.loc[row, "seed"]
+    write_table(study / "results" / "runs.parquet", "runs", runs)
+    described = [{"value": "rope", "variant": ""}, *({"value": v, "variant": f"position={v}"} for v in values)]
+    item = {"axis": "position", "part": "position", "setting": "", "values": described}
+    record = json.loads((study / "study.json").read_text())
+    (study / "study.json").write_text(json.dumps(record | {"ablations": [item]}))
+    return load(study)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"hope": vee(2.2, 0.3), "none": vee(2.3, 0.05)},
+            "Does another position encoding than rope lower the NLL or widen the stable window? "
+            "NLL higher with hope and none; own window wider with none, undecided with hope (3 seeds)",
+        ),
+        (
+            {"hope": vee(1.8, 0.6)},
+            "Does the position encoding hope in place of rope lower the NLL or widen the stable window? "
+            "NLL lower; own window narrower (3 seeds)",
+        ),
+    ],
+)
+def test_a_study_of_one_named_setting_has_its_own_question_and_answer(values, said, tmp_path):
+    study = of_positions(tmp_path, values)
+    assert title(study) == said
+    (ablation,) = study.study["ablations"]
+    numbers = [{**each, "value": place} for place, each in enumerate(ablation["values"])]
+    of_numbers = replace(study, study=study.study | {"ablations": [ablation | {"values": numbers}]})
+    assert title(of_numbers).startswith("How far can the learning rate be pushed"), "a setting of numbers"
 
 
 def test_what_is_undecided_is_one_clause(tmp_path):

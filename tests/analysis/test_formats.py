@@ -237,7 +237,9 @@ def test_the_contents_tell_the_appendix_from_its_sections(study, tmp_path):
 
 def test_a_page_of_two_studies_names_each(study, tmp_path):
     page = build_page([study, study], "both", tmp_path).read_text("utf-8")
-    assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" in page
+    assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" not in page
+    (heading,) = re.findall(r"<h1>(.*?)</h1>", page)
+    assert heading.count("?") == 1 and heading.partition("? ")[2].count(f"{study.name}: ") == 2
     assert page.count(f'<a href="#{study.name}" class="part">') == 2
 
 

@@ -24,7 +24,7 @@ from analysis.numbers.windows import windows
 from analysis.report import build, build_together, summary
 from analysis.sections import alpha
 from analysis.sections.front import describe_runs
-from analysis.sections.headline import MOST_LINES, answer, answer_table, title
+from analysis.sections.headline import MOST_LINES, answer, answer_table, lowest_nll, title
 from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import TROUBLED, provenance_line
 from analysis.sections.sentences import _say_signals, _say_undecided, sentences
@@ -346,6 +346,14 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
         *(f"tables/together-the-studies-side-by-side.{suffix}" for suffix in ("csv", "md", "tex", "parquet")),
     }
     assert assembly.comparison([other]) == ()
+    said = assembly.joint_question([load(quick), other], "both")
+    assert said.startswith(question) and "? quick: " in title and "; synthetic: " in said
+    alone = study_of(tmp_path / "alone", {"sa": (2.2,)}, rates=RATES[:1])
+    assert assembly.joint_question([load(quick), alone], "both") == (
+        "Which has the lowest NLL, and at which learning rate? "
+        f"quick: {lowest_nll(load(quick))}; synthetic: {lowest_nll(alone)}"
+    )
+    assert assembly.joint_question([other], "both") == "Learning-rate stability: both", "nothing to compare"
 
 
 def test_another_mechanism_that_goes_as_far_is_no_variant_of_the_reference(tmp_path):
