@@ -20,7 +20,7 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
 from analysis.study.reference import frequency_nll
-from analysis.words import plural, wrap
+from analysis.words import wrap
 
 NAME, PANELS_PER_ROW = "studies", 3
 LONGEST_TITLE, MOST_TITLED = 200, 4  # characters; studies with an answer of their own in it
@@ -67,7 +67,7 @@ def title(studies: Sequence[Study]) -> str:
             return said
     lowest = [f"{study.name}: {found}" for study in compared if (found := headline.lowest_nll(study))]
     more = len(lowest) - MOST_TITLED
-    rest = [f"{plural(more, 'further study').replace('studys', 'studies')} below"] if more > 0 else []
+    rest = [f"{more} further {'study' if more == 1 else 'studies'} below"] if more > 0 else []
     said = "; ".join([*lowest[:MOST_TITLED], *rest])
     return f"Which has the lowest NLL, and at which learning rate? {said or 'None has learned anything'}"
 

@@ -1,7 +1,8 @@
 """Flows of consensus's edges for a pass with first derivatives only, bit for bit those of `EdgeWeights.flow`.
 
-Λ, (H, T, R·K, B·P), is the one large tensor of a layer on a CPU. Autograd passes over it 26 times in a step, each time
-into new memory. These functions pass 19 times, and reuse memory within a head.
+Λ, (H, T, R·K, B·P), is the one large tensor of a layer on a CPU. Autograd writes each of its products into new memory.
+These functions write them into one tensor a head, which stays in the cache, and leave small operations to all heads at
+once.
 """
 
 from __future__ import annotations
