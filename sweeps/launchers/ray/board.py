@@ -131,9 +131,25 @@ class Board(tune.Callback):
             self._fail(_run_id(trial), _last_line(result[ACCOUNT]), result[ACCOUNT])
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Decide on a run whose worker was lost, if Tune replaces it.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials, unused.
+            trial: the trial of the worker.
+            **info: unused.
+        """
         self._handle_loss(trial)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Decide on a run whose worker was lost, if Tune does not replace it.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials, unused.
+            trial: the trial of the worker.
+            **info: unused.
+        """
         self._handle_loss(trial)
 
     def _handle_loss(self, trial: TuneTrial) -> None:
