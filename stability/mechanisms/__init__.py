@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
-from stability.models.auxiliary import WithLoss, split_loss
-from stability.models.precision import at_least_float32
+from stability.models.block import WithLoss, split_loss
+from stability.models.passes import at_least_float32
 
 if TYPE_CHECKING:
     from stability.mechanisms._attention import AbstractSoftmaxAttention

@@ -1,10 +1,11 @@
-"""Divide a model's parameters into optimizer groups.
+"""Divide a model's parameters into optimizer groups; the learning rate of a step and of each group.
 
 They are divided by weight decay, by roles with their own settings, and into matrices and the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from stability.config.groups import LR_SCALE, MATRIX_ROLES, ROLES, Group
+from stability.config.training import ScheduleSpec
 from stability.models.scaling import STANDARD, Factors
 from stability.optimizers._base import AbstractOptimizer, Parameters
 from stability.registry import near_misses
@@ -125,6 +127,31 @@ def _join(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.
         whole.add_param_group(group)
     whole.state.update(single.state)  # some optimizers create state before their first step
     return whole
+
+
+def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
+    """Return the learning rate of an update over its peak; always positive.
+
+    ``wsd`` (warm-up, stable, decay) stays at the peak until the last `ScheduleSpec.decay_steps`, then falls linearly
+    (Hu et al. 2024, arXiv:2404.06395, section 4; linear: Hägele et al. 2024, arXiv:2405.18392).
+
+    Args:
+        schedule: form of the schedule.
+        step: number of the update, from 1.
+        num_steps: number of updates of the run.
+    """
+    if schedule.warmup_share is not None:
+        schedule = schedule.settle(num_steps)
+    if step <= schedule.warmup_steps:
+        return step / (schedule.warmup_steps + 1)
+    kept = num_steps - schedule.decay_steps(num_steps) if schedule.name == "wsd" else schedule.warmup_steps
+    progress = max(0, step - 1 - kept) / max(1, num_steps - kept)
+    floor = schedule.final_ratio
+    if schedule.name in ("linear", "wsd"):
+        return floor + (1 - floor) * (1 - progress)
+    if schedule.name == "cosine":
+        return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+    return 1.0
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
