@@ -233,6 +233,7 @@ def _launcher(
         return partial(slurm_launcher.launch, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
     from sweeps.launchers.ray import launcher as ray_launcher
 
+    is_asynchronous = isinstance(spec.search, AshaSpec) and not spec.search.waits(spec.launcher)
     return partial(
         ray_launcher.launch,
         folder=folder_of(spec),
@@ -241,14 +242,10 @@ def _launcher(
         address=spec.ray.address,
         node_retries=spec.ray.node_retries,
         hang_s=spec.ray.hang_s,
-        scheduler=partial(_asha, spec, everything) if _is_asynchronous(spec) else None,
+        scheduler=partial(_asha, spec, everything) if is_asynchronous else None,
         on_tick=on_tick,
         say=say,
     )
-
-
-def _is_asynchronous(spec: SweepSpec) -> bool:
-    return isinstance(spec.search, AshaSpec) and not spec.search.waits(spec.launcher)
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:

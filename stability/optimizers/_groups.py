@@ -60,7 +60,8 @@ def optimizer_of(
         for name in names:
             found.setdefault(factors.get(name, STANDARD).of_optimizer, []).append(name)
         for some in found.values():
-            single = _build(part, config if group is None else group.of(config), model, some, lr)
+            own = config if group is None else group.of(config)
+            single = part.build(own, group_parameters(part, own, model, some), lr)
             for each in single.param_groups:
                 _scale(each, group, factors.get(some[0], STANDARD))
             whole = single if whole is None else _join(whole, single)
@@ -113,12 +114,6 @@ def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
                 f"{near_misses(group.role, choices)}"
             )
     return played
-
-
-def _build(
-    part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Sequence[str], lr: float
-) -> torch.optim.Optimizer:
-    return part.build(config, group_parameters(part, config, model, names), lr)
 
 
 def _join(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -303,7 +298,11 @@ def parameter_groups(
     Returns:
         Parameters in the model's order, or groups with each in that order.
     """
-    own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _list_own_decay(module)}
+    own = {
+        id(module.get_parameter(name)): decayed
+        for module in model.modules()
+        for name, decayed in getattr(module, "own_decay", {}).items()
+    }
     parameters = list(model.parameters()) if names is None else [model.get_parameter(name) for name in names]
     reached = [own.get(id(parameter), decays(parameter)) for parameter in parameters]
     if all(reached):
@@ -314,7 +313,3 @@ def parameter_groups(
     )
     groups: list[dict[str, Any]] = [{"params": decayed, "name": "decayed"}] if decayed else []
     return [*groups, {"params": undecayed, "name": "undecayed", "weight_decay": 0.0}]
-
-
-def _list_own_decay(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
-    return [(module.get_parameter(name), decayed) for name, decayed in getattr(module, "own_decay", {}).items()]

@@ -186,7 +186,8 @@ class ActivationStatistics:
         if len(hidden_RD):
             found["logit_max"] = torch.cat(largest).amax()
         # neither the scores of a noised sequence nor several vocabularies side by side have one Z
-        return found | ({"log_z": torch.cat(log_z).mean()} if _has_one_z(examples) else {})
+        has_one_z = examples.sigma_B is None and examples.targets_BN.ndim == 2
+        return found | ({"log_z": torch.cat(log_z).mean()} if has_one_z else {})
 
     @torch.no_grad()
     def describe_moments(self, optimizer: Optimizer, local: Callable[[Sequence[Tensor]], list[Tensor]]) -> Found:
@@ -271,10 +272,6 @@ def _join(tensors: list[Tensor]) -> Tensor:
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
-
-
-def _has_one_z(examples: Examples) -> bool:
-    return examples.sigma_B is None and examples.targets_BN.ndim == 2
 
 
 def _watch(block: Block, row: dict[str, Tensor], keep: Callable[[Activated], None]) -> Iterator[Any]:
