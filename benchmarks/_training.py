@@ -15,7 +15,7 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
 from stability.models.backbone import num_parameters
-from stability.models.first_order import differentiated_once
+from stability.models.passes import differentiated_once
 from stability.training.step import Replica
 
 BYTES = 257

@@ -32,13 +32,18 @@ class Definition(NamedTuple):
     owner: ast.ClassDef | None = None
 
 
+def name_module(root: Path, path: Path) -> str:
+    """Return the dotted name of a file's module."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
 class Project:
     """The names of each module: its definitions and its imports."""
 
     def __init__(self, root: Path, packages: Sequence[str]):
         self.names: dict[str, dict[str, Definition | str]] = {}
         for path in (path for package in packages for path in sorted((root / package).rglob("*.py"))):
-            module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+            module = name_module(root, path)
             tree = ast.parse(path.read_text())
             names: dict[str, Definition | str] = {}
             for node in ast.walk(tree):
@@ -69,9 +74,15 @@ class Project:
         for node in owner.node.body:
             if isinstance(node, AnyFunction) and node.name == name:
                 return Definition(owner.module, node, owner.node)
-        bases = (self.resolve(owner.module, base) for base in owner.node.bases)
-        inherited = (self.method(base, name) for base in bases if isinstance(base, Definition))
+        inherited = (self.method(base, name) for base in self.bases(owner))
         return next((method for method in inherited if method is not None), None)
+
+    def bases(self, owner: Definition) -> list[Definition]:
+        """Return a class's bases that the project defines."""
+        listed = owner.node.bases if isinstance(owner.node, ast.ClassDef) else []
+        whole = [base.value if isinstance(base, ast.Subscript) else base for base in listed]
+        found = [self.resolve(owner.module, base) for base in whole]
+        return [base for base in found if isinstance(base, Definition)]
 
     def _look_up(self, module: str, name: str) -> Definition | str | None:
         target = self.names.get(module, {}).get(name)

@@ -14,7 +14,8 @@ out the rows that need a short training run (half a minute). The definitions, pr
 * body lines: from the first statement after the docstring to the end, comments and blank lines within included.
 * words: ``[A-Za-z][A-Za-z']*`` in the docstrings of modules, classes and functions.
 * public functions: neither they nor a class or function around them begins with ``_``; a parameter is everything but
-  ``self`` and ``cls``. One without a docstring lacks ``Args:``.
+  ``self`` and ``cls``. One without a docstring lacks ``Args:``, but for a method that overrides one of a base class
+  (also a protocol, at any distance) in the source whose docstring has ``Args:``: it counts as inherited.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._walk import AnyFunction, Project, walk
+from benchmarks._walk import AnyFunction, Definition, Project, name_module, walk
 
 PACKAGES = ("stability", "sweeps", "analysis", "kernels")
 EVENTS, SHORT_LINES, MANY_PARAMETERS = 400, 3, 3
@@ -60,6 +61,7 @@ class Reading:
     words: Counter[str]
     wide_functions: int  # public, of at least ``MANY_PARAMETERS`` parameters
     wide_with_args: int
+    wide_inherited: int  # their ``Args:`` are in the method that they override
 
     def per_thousand(self, word: str) -> float:
         """Return a word's frequency in 1,000 words of docstrings."""
@@ -76,12 +78,21 @@ def count_lines(paths: Sequence[Path]) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-def read_sources(paths: Sequence[Path]) -> Reading:
-    """Parse files and count their functions and their docstrings' words."""
-    functions, short, docstrings, wide, with_args = 0, 0, 0, 0, 0
+def read_sources(root: Path, packages: Sequence[str] = PACKAGES, project: Project | None = None) -> Reading:
+    """Parse a checkout's packages and count their functions and their docstrings' words.
+
+    Args:
+        root: the checkout.
+        packages: its packages to read.
+        project: their names, to find overridden methods; None: read here.
+    """
+    project = project or Project(root, packages)
+    functions, short, docstrings, wide, with_args, inherited = 0, 0, 0, 0, 0, 0
     words: Counter[str] = Counter()
-    for path in paths:
-        for node, is_public in _definitions(ast.parse(path.read_text()), True):
+    for path in source_files(root, packages):
+        module, tree = name_module(root, path), ast.parse(path.read_text())
+        owners = {child: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
+        for node, is_public in _definitions(tree, True):
             text = ast.get_docstring(node)
             docstrings += text is not None
             words.update(word.lower() for word in re.findall(r"[A-Za-z][A-Za-z']*", text or ""))
@@ -90,8 +101,32 @@ def read_sources(paths: Sequence[Path]) -> Reading:
                 short += body_lines(node) <= SHORT_LINES
                 is_wide = is_public and num_parameters(node) >= MANY_PARAMETERS
                 wide += is_wide
-                with_args += is_wide and re.search(r"^\s*Args:", text or "", re.MULTILINE) is not None
-    return Reading(functions, short, docstrings, words, wide, with_args)
+                with_args += is_wide and has_args(node)
+                if is_wide and text is None and node in owners:
+                    inherited += inherits_args(project, Definition(module, owners[node]), node.name)
+    return Reading(functions, short, docstrings, words, wide, with_args, inherited)
+
+
+def has_args(function: ast.AST) -> bool:
+    """Return whether a function's docstring has a section ``Args:``."""
+    text = ast.get_docstring(function) if isinstance(function, AnyFunction) else None
+    return re.search(r"^\s*Args:", text or "", re.MULTILINE) is not None
+
+
+def inherits_args(project: Project, owner: Definition, name: str) -> bool:
+    """Return whether a class's base in the project documents a method with ``Args:``.
+
+    Args:
+        project: names of the modules.
+        owner: the class.
+        name: the method's name.
+    """
+    found = [method for base in project.bases(owner) if (method := project.method(base, name)) is not None]
+    return any(
+        has_args(method.node) or inherits_args(project, Definition(method.module, method.owner), name)
+        for method in found
+        if method.owner is not None
+    )
 
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -148,8 +183,9 @@ def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.s
 def static_rows(root: Path) -> list[Row]:
     """Return the rows computed from the source alone."""
     files, tests, analysis = source_files(root), source_files(root, ["tests"]), source_files(root, ["analysis"])
-    reading = read_sources(files)
-    road = walk(Project(root, PACKAGES), ENTRY, "_sweep", "spec", EVENTS)
+    project = Project(root, PACKAGES)
+    reading = read_sources(root, PACKAGES, project)
+    road = walk(project, ENTRY, "_sweep", "spec", EVENTS)
     size = f"{len(files)} / {count_lines(files):,}"
     share = 100 * reading.short_functions / max(1, reading.functions)
     means = ", ".join(f"{word} {reading.per_thousand(word):.1f}" for word in WORDS)
@@ -164,7 +200,7 @@ def static_rows(root: Path) -> list[Row]:
         Row("docstrings / their words", f"{reading.docstrings:,} / {reading.words.total():,}", ""),
         Row(
             f"public functions of ≥ {MANY_PARAMETERS} parameters with Args:",
-            f"{reading.wide_with_args} of {reading.wide_functions}",
+            f"{reading.wide_with_args} + {reading.wide_inherited} inherited of {reading.wide_functions}",
             "all",
         ),
     ]

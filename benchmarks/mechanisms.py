@@ -34,7 +34,7 @@ from benchmarks._machine import machine
 from benchmarks._training import Size, interleaved, training
 from stability.config.parts import validate_settings
 from stability.mechanisms import AbstractRecurrent, MixerShape
-from stability.models.auxiliary import split_loss
+from stability.models.block import split_loss
 from stability.registry import Registry, add_plugin
 
 LAYERS, HEADS = 4, 4

@@ -42,10 +42,10 @@ from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import prepare
 from stability.models.backbone import num_parameters
+from stability.objectives import training_examples
 from stability.runs.directory import RunDirectory
 from stability.runs.log import RunLog
 from stability.training import step as step_module
-from stability.training.draws import training_examples
 from stability.training.loop import train
 from stability.training.run import Trainer
 

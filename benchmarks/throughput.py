@@ -27,12 +27,11 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.curvature import hutchinson_diagonal
 from stability.models.backbone import num_parameters
-from stability.objectives import Examples
+from stability.objectives import Examples, training_examples
 from stability.optimizers import TakingHessian
 from stability.probes.checkpoints import corpus_of
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
-from stability.training.draws import training_examples
 
 VERSION = 1
 

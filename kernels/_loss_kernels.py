@@ -134,7 +134,17 @@ def sums_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Write a vocabulary range's sums for a block of positions; parameters as commented."""
+    """Write a vocabulary range's sums for a block of positions.
+
+    Args:
+        hidden, weight, bias, targets, left_out, out: tensors, commented above.
+        R, V, D: positions, vocabulary, width.
+        hidden_stride, weight_stride: elements from a row to the next.
+        range_columns: columns of a range, a multiple of ``BLOCK_V``.
+        HAS_BIAS, LEFT_OUT: whether ``bias`` and ``left_out`` are read.
+        BLOCK_R, BLOCK_V, BLOCK_D: sizes of a block.
+        PRECISION, WIDEN: as in `product`.
+    """
     wide: tl.constexpr = out.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R
@@ -208,7 +218,17 @@ def logit_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Write the gradients of a strip's logits; parameters as commented."""
+    """Write the gradients of a strip's logits.
+
+    Args:
+        hidden, weight, bias, targets, left_out, log_sum, gradient, strip: tensors, commented above.
+        R, D: positions, width.
+        hidden_stride, weight_stride, strip_stride: elements from a row to the next.
+        first, last: the strip's first column and the one after its last.
+        HAS_BIAS, LEFT_OUT: whether ``bias`` and ``left_out`` are read.
+        BLOCK_R, BLOCK_V, BLOCK_D: sizes of a block.
+        PRECISION, WIDEN: as in `product`.
+    """
     wide: tl.constexpr = gradient.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R
@@ -263,7 +283,17 @@ def hidden_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Add a strip's part to the hidden states' gradient; parameters as commented."""
+    """Add a strip's part to the hidden states' gradient.
+
+    Args:
+        strip, weight, out: tensors, commented above.
+        R, D: positions, width.
+        weight_stride, strip_stride: elements from a row to the next.
+        first, last: the strip's first column and the one after its last.
+        IS_FIRST: whether ``out`` is overwritten.
+        BLOCK_R, BLOCK_V, BLOCK_D: sizes of a block.
+        PRECISION, WIDEN: as in `product`.
+    """
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     features = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row_ok, feature_ok = rows < R, features < D

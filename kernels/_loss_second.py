@@ -125,7 +125,17 @@ def second_order_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Write a vocabulary range's sums and their derivatives; parameters as commented."""
+    """Write a vocabulary range's sums and their derivatives.
+
+    Args:
+        h0, h1, h2, w0, w1, w2, b0, b1, b2, targets, left_out, out: tensors, commented above.
+        R, V, D: positions, vocabulary, width.
+        hidden_stride, weight_stride: elements from a row to the next.
+        range_columns: columns of a range, a multiple of ``BLOCK_V``.
+        H1, H2, W1, W2, B0, B1, B2, LEFT_OUT: whether the tensor of this name is read.
+        BLOCK_R, BLOCK_V, BLOCK_D: sizes of a block.
+        PRECISION, WIDEN: as in `product`.
+    """
     wide: tl.constexpr = out.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R

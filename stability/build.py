@@ -273,7 +273,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
     for each in ffn.modules():  # experts are feed-forward networks, too
         if isinstance(each, AbstractFeedForward):
-            each.hidden_dropout = size.dropout_of("hidden")
+            each.dropped.p = size.dropout_of("hidden")
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
         _mixer(spec, mixer),

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,22 @@ MOST_CHOICES = 24
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # a module's dotted name
 # module path of each plugin by (family, name); filled by `add_plugin`, equal in the driver and in every worker
 _plugins: dict[tuple[str, str], str] = {}
+
+
+def import_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` that imports some names on their first use.
+
+    Args:
+        package: the package's name.
+        homes: module of each name, within the package.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return find
 
 
 class Registry:

@@ -118,7 +118,7 @@ def _trace_run(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int
 
     from stability.build import build_model, build_objective
     from stability.models.backbone import num_parameters
-    from stability.training.draws import generator_for
+    from stability.models.passes import generator_for
     from sweeps.traced import trace
 
     objective, generator = build_objective(run, corpus.format), generator_for(SEED, "plan")

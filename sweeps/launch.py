@@ -142,11 +142,10 @@ def run(
             )
             with _note_interrupts(view) as interrupt:
                 pending = _add_sinks(spec, pending, prepare_sinks(spec, console) if sinks is None else sinks)
-                watch = {"on_tick": view.tick, "interrupt": interrupt}
                 with view:
-                    launch = _launcher(spec, say, unique)
-                    for ready in hand_out(pending, is_done=done, say=say, **watch):
-                        launch(ready, run=run, **watch)
+                    launch = _launcher(spec, view.tick, say, unique)
+                    for ready in hand_out(pending, is_done=done, on_tick=view.tick, interrupt=interrupt, say=say):
+                        launch(ready, interrupt=interrupt, run=run)
                     if interrupt.requested and spec.launcher == "slurm":
                         # jobs of an earlier driver are awaited, not launched: their launcher does not stop them
                         from sweeps.launchers.slurm import launcher as slurm_launcher
@@ -220,8 +219,10 @@ def describe_launch(skipped: int, pending: Sequence[Trial] = (), left: Sequence[
     return ", ".join(parts)
 
 
-def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[Trial]) -> Callable[..., None]:
-    """Return the sweep's launcher. ``say`` prints a line for the user."""
+def _launcher(
+    spec: SweepSpec, on_tick: Callable[[], None], say: Callable[[str], None], everything: Sequence[Trial]
+) -> Callable[..., None]:
+    """Return the sweep's launcher. ``on_tick`` is called while it waits, ``say`` prints a line for the user."""
     if spec.launcher == "serial":
         from sweeps.launchers.serial import launch
 
@@ -229,9 +230,10 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
     if spec.launcher == "slurm":
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
-        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=folder_of(spec), say=say)
+        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
     from sweeps.launchers.ray import launcher as ray_launcher
 
+    is_asynchronous = isinstance(spec.search, AshaSpec) and not spec.search.waits(spec.launcher)
     return partial(
         ray_launcher.launch,
         folder=folder_of(spec),
@@ -240,13 +242,10 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
         address=spec.ray.address,
         node_retries=spec.ray.node_retries,
         hang_s=spec.ray.hang_s,
-        scheduler=partial(_asha, spec, everything) if _is_asynchronous(spec) else None,
+        scheduler=partial(_asha, spec, everything) if is_asynchronous else None,
+        on_tick=on_tick,
         say=say,
     )
-
-
-def _is_asynchronous(spec: SweepSpec) -> bool:
-    return isinstance(spec.search, AshaSpec) and not spec.search.waits(spec.launcher)
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:

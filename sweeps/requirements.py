@@ -65,7 +65,7 @@ def runs_here(spec: SweepSpec) -> bool:
 def _require_hardware(name: str, trials: Sequence[Trial]) -> None:
     """Raise an error if this machine lacks a device, precision, kernel, CUDA graphs or compiler."""
     from stability.build import resolve_device
-    from stability.models.precision import require_precision
+    from stability.models.passes import require_precision
     from stability.training.captured import require_graphs
     from stability.training.machine import require_compiler
 

@@ -21,7 +21,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.runs.answers import circumstances
 from stability.runs.directory import read_json, write_json
 from stability.runs.records import TimesFile
-from stability.training.machine import peak_memory_mb
+from stability.training.devices import peak_memory_mb
 from stability.training.step import Replica
 
 MAX_AGE_S = 86_400.0

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels.roofline import Device, Traffic
 from stability.config.training import Precision
-from stability.models.precision import autocast_dtype, computing_in
+from stability.models.passes import autocast_dtype, computing_in
 
 aten = torch.ops.aten
 # operations that read as many bytes as they return, not the whole table

@@ -77,6 +77,44 @@ READ = {
                 return a
         ''',
 }
+OVERRIDES = {
+    "bases.py": '''
+        class Base:
+            def documented(self, a, b, c):
+                """Add.
+
+                Args:
+                    a: a number.
+                """
+
+            def bare(self, a, b, c):
+                """Add."""
+        ''',
+    "derived.py": '''
+        from made.bases import Base
+
+        class Middle(Base):
+            def documented(self, a, b, c):
+                return a
+
+            def bare(self, a, b, c):
+                return a
+
+        class Far(Middle):
+            def documented(self, a, b, c):
+                return b
+
+            def own(self, a, b, c):
+                return c
+
+        class Says(Base):
+            def documented(self, a, b, c):
+                """Multiply."""
+
+            def bare(self, a, b, c):
+                return a
+        ''',
+}
 RUN = {
     "words.py": "def train(steps, step):\n    for _ in range(steps):\n        work()\n        yield step()\n\ndef work():\n    pass\n",
     "entry.py": """
@@ -125,16 +163,24 @@ def test_an_unknown_start_is_refused(tmp_path):
 
 
 def test_functions_words_and_sections_are_counted(tmp_path):
-    files = house.source_files(write(tmp_path, READ), ["made"])
-    reading = house.read_sources(files)
+    root = write(tmp_path, READ)
+    files, reading = house.source_files(root, ["made"]), house.read_sources(root, ["made"])
     # plain 2, with_args 4, without 3, inner 1, method 1, method 1 body lines
     assert (reading.functions, reading.short_functions) == (6, 5)
     # Say what is read what not | Add | Add three numbers Args a a number
     assert (reading.docstrings, reading.words.total()) == (3, 6 + 1 + 7)
     assert reading.per_thousand("what") == pytest.approx(1000 * 2 / 14)
     # with_args and without; not `inner`, not the hidden class's method, not those of two parameters
-    assert (reading.wide_functions, reading.wide_with_args) == (2, 1)
+    assert (reading.wide_functions, reading.wide_with_args, reading.wide_inherited) == (2, 1, 0)
     assert house.count_lines(files) == textwrap.dedent(READ["words.py"]).lstrip().count("\n")
+
+
+def test_an_override_inherits_the_section_of_a_documented_method(tmp_path):
+    root = write(tmp_path, OVERRIDES)
+    reading = house.read_sources(root, ["made"])
+    # with a section: Base.documented; inherited: Middle's and Far's; neither: the three bare ones, `own` of Far, and
+    # Says.documented, whose docstring replaces the inherited one
+    assert (reading.wide_functions, reading.wide_with_args, reading.wide_inherited) == (8, 1, 2)
 
 
 def test_the_chain_begins_at_main_and_files_are_counted_between_steps(tmp_path, monkeypatch):
@@ -184,7 +230,7 @@ def test_the_table_of_a_made_up_checkout(tmp_path):
         "functions of ≤ 3 body lines": "100.0 % of 2",
         "in 1,000 words of docstrings": "what 0.0, which 0.0, where 0.0",
         "docstrings / their words": "0 / 0",
-        "public functions of ≥ 3 parameters with Args:": "0 of 0",
+        "public functions of ≥ 3 parameters with Args:": "0 + 0 inherited of 0",
         "frames / files from main to optimizer.step, serial": "5 / 4",
         "files entered in one step / before the first": "3 / 2",
     }

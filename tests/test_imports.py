@@ -35,7 +35,7 @@ HOMES = {
         "stability.runs",
     ),
     "pyhessian": ("benchmarks",),
-    "pynvml": ("stability.training.machine",),
+    "pynvml": ("stability.training.devices",),
     "pytorch_optimizer": ("stability.optimizers._base",),
     "ray": ("sweeps.launchers.ray",),
     "rich": ("benchmarks", "stability.cli", "stability.corpora.io", "stability.status", "sweeps"),

@@ -51,7 +51,7 @@ def test_a_sweep_samples_and_scores_each_run_once(lab, words, capsys):
 def test_a_trained_trial_runs_on_until_its_samples_are_there(tmp_path):
     trial, done = replace(fakes.make_trial(tmp_path), generate={"num": 2}), []
     progress = Progress([trial], is_done=lambda trial: bool(done))
-    serial_launcher.launch([trial], on_tick=lambda: None, interrupt=Interrupt(), run=fakes.run_fake)
+    serial_launcher.launch([trial], interrupt=Interrupt(), run=fakes.run_fake)
     progress.poll()
     assert (progress.rows[0].state, progress.rows[0].phase) == ("running", "samples")
     done.append(True)

@@ -140,7 +140,8 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
     if item["type"] == "extra_forbidden":
-        return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
+        known = tuple(_find_model(model, item["loc"][:-1]).model_fields)
+        return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), known)}"
     if item["type"] == "missing":
         return describe_missing(path, model, item["loc"])
     if item["type"] == "tuple_type":
@@ -204,11 +205,6 @@ def _is_item_written_flat(model: type[BaseModel], loc: tuple[Any, ...]) -> bool:
     """Return whether a location is an item of its spec's `items_written_flat` field."""
     holder = _find_model(model, loc[:-2])
     return len(loc) > 2 and issubclass(holder, Settings) and loc[-2] == holder.items_written_flat
-
-
-def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the field names of the nested model at a location."""
-    return tuple(_find_model(model, loc).model_fields)
 
 
 def _find_model(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:

@@ -19,7 +19,7 @@ from stability.corpora.proteins.chain import make_chain
 from stability.deployed.folder import Deployed
 from stability.deployed.tokens import CLASSES, RESIDUES, TEXT
 from stability.models import BOS, EOS, MASK, SPECIALS, UNK
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in, generator_for
 from stability.models.tracks import frame_tokens
 from stability.probes.generation.samplers import (
     Draws,
@@ -29,7 +29,6 @@ from stability.probes.generation.samplers import (
     unmask,
     unmask_tracks,
 )
-from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 
 Answer = dict[str, Any]

@@ -17,11 +17,11 @@ from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.chain import make_chain
 from stability.deployed.folder import Deployed, load
 from stability.deployed.fresh import call_fresh, print_numbers
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in, generator_for
 from stability.objectives import Examples
 from stability.registry import add_plugins
-from stability.training.draws import generator_for
-from stability.training.machine import peak_memory_mb, prepare_torch
+from stability.training.devices import peak_memory_mb
+from stability.training.machine import prepare_torch
 
 BATCHES = (1, 32)
 SHORTEST_S = 0.1  # of a measurement, which repeats the pass until then

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stability.config import Settings
-from stability.models.auxiliary import WithLoss
+from stability.models.block import WithLoss
 from stability.models.init import OwnInit
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 __all__ = ["AbstractFeedForward", "WithLoss", "at_least_float32", "build"]
 
@@ -60,7 +60,7 @@ class AbstractFeedForward(OwnInit):
         has_loss: whether `forward` returns a `WithLoss`.
         num_idle: number of parameters that a position does not meet.
         piecewise_smooth: True if the network selects parts of itself by its own scores, as of a mechanism.
-        hidden_dropout: dropout rate of the hidden layer in training mode, set by the model after construction
+        dropped: dropout of the hidden layer in training mode; the model sets its rate after construction
             (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
     """
 
@@ -70,16 +70,21 @@ class AbstractFeedForward(OwnInit):
     has_loss: ClassVar[bool] = False
     num_idle: int = 0
     piecewise_smooth: ClassVar[bool] = False
-    hidden_dropout: float = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = nn.Dropout(0.0)
 
     @classmethod
     def build(cls, config: Any, width: int, multiple: float) -> AbstractFeedForward:
-        return cls(config, width, multiple)
+        """Return the network of one layer.
 
-    def dropped(self, hidden_BNH: Tensor) -> Tensor:
-        """Return the hidden layer with dropout in training mode."""
-        share = self.hidden_dropout
-        return nn.functional.dropout(hidden_BNH, share, self.training) if share else hidden_BNH
+        Args:
+            config: its settings.
+            width: D.
+            multiple: the model's hidden width in widths D.
+        """
+        return cls(config, width, multiple)  # type: ignore[call-arg]
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         """Return the smallest gap between a selecting score and its switching value, a scalar.

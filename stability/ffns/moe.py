@@ -14,8 +14,8 @@ from stability.config import Settings
 from stability.ffns import AbstractFeedForward
 from stability.ffns.glu import GatedLinearUnit
 from stability.ffns.mlp import MultilayerPerceptron
-from stability.models.auxiliary import WithLoss
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.block import WithLoss
+from stability.models.passes import at_least_float32, in_float32
 
 EXPERTS: dict[str, type[AbstractFeedForward]] = {"glu": GatedLinearUnit, "mlp": MultilayerPerceptron}
 MOST_DENSE = 1_000_000  # weights of all experts up to which each of them maps every position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import nn
 
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
-from stability.models.auxiliary import WithLoss, split_loss
-from stability.models.precision import at_least_float32
+from stability.models.block import WithLoss, split_loss
+from stability.models.passes import at_least_float32
+from stability.registry import Registry, import_on_use
 
 if TYPE_CHECKING:
     from stability.mechanisms._attention import AbstractSoftmaxAttention
@@ -36,21 +36,18 @@ __all__ = [
     "without_padding",
 ]
 
-# bases of some mechanisms, imported on first use
-_HOMES = {
-    "AbstractAttention": "_observed",
-    "AbstractConsensus": "_observed",
-    "AbstractRecurrent": "_recurrent",
-    "AbstractSoftmaxAttention": "_attention",
-    "AbstractTrainingFree": "_training_free",
-    "Variant": "_training_free",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+# bases of some mechanisms
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "AbstractAttention": "_observed",
+        "AbstractConsensus": "_observed",
+        "AbstractRecurrent": "_recurrent",
+        "AbstractSoftmaxAttention": "_attention",
+        "AbstractTrainingFree": "_training_free",
+        "Variant": "_training_free",
+    },
+)
 
 
 def build(
@@ -82,7 +79,6 @@ def build(
             direction.
     """
     from stability.config.parts import validate_settings
-    from stability.registry import Registry
 
     mechanism = Registry("mechanisms").load(name)
     config = validate_settings("mechanisms", name, settings)

@@ -16,8 +16,8 @@ from stability.config.identity import Since
 from stability.config.impl import Use
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
+from stability.models.passes import at_least_float32
 from stability.models.position import Decays
-from stability.models.precision import at_least_float32
 
 WIDEST_HEAD = 128  # of kernels.band_attention
 QK_NORM = (

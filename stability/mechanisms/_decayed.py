@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stability.config.impl import Use
 from stability.mechanisms._base import MixerShape
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 def gated_linear_attention(

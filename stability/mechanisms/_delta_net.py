@@ -17,7 +17,7 @@ from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._delta_rule import chunk_size, products_per_chunk
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, l2_normalise
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class DeltaSettings(Settings):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 def delta_rule(

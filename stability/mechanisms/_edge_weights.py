@@ -21,7 +21,7 @@ from stability.config.identity import Since
 from stability.config.impl import Impl, Use
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._first_order import Combination, Rows
-from stability.models.precision import autocast_dtype, rounds_products
+from stability.models.passes import autocast_dtype, rounds_products
 
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
 

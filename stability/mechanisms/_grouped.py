@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stability.mechanisms._attention import attend
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 # smallest block of queries in the window, as in `sw`
 MIN_BLOCK = 16

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from stability.mechanisms._base import CAUSAL, AbstractMechanism, without_padding
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class AbstractRecurrent(AbstractMechanism):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stability.mechanisms._attention import AbstractDotProductAttention, cap, visible_pairs
 from stability.mechanisms._base import MixerShape, without_padding
+from stability.models.passes import at_least_float32
 from stability.models.position import Rope
-from stability.models.precision import at_least_float32
 
 
 class AbstractWrittenOutAttention(AbstractDotProductAttention):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stability.mechanisms._attention import DotProductSettings
 from stability.mechanisms._base import CAUSAL, MixerShape
 from stability.mechanisms._written_out import AbstractWrittenOutAttention
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 Time = Annotated[float, Field(gt=0)]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sa import SoftmaxAttention
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 
 class GatedSoftmaxAttention(SoftmaxAttention):

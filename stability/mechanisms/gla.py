@@ -16,7 +16,7 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import share_of_head, split_heads
 from stability.mechanisms._gated_decay import AbstractGatedDecay
 from stability.mechanisms._recurrent import ShortConvolution
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class GatedLinearAttention(AbstractGatedDecay):

@@ -18,7 +18,7 @@ from stability.mechanisms._decayed import products, share_of_head, split_heads, 
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._recurrent import HeadNorm
 from stability.models.backbone import SharedByLayers
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class LowerBounds(SharedByLayers):

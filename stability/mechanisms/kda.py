@@ -18,7 +18,7 @@ from stability.mechanisms._delta_net import (
     draw_step_biases,
     log_of_decay,
 )
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 
 class KimiDeltaAttention(AbstractDeltaNet):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._recurrent import AbstractRecurrent, Pair, ShortConvolution, draw_steps, require_rising
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class Mamba(AbstractRecurrent):

@@ -24,7 +24,7 @@ from stability.mechanisms._recurrent import (
     draw_steps,
     require_rising,
 )
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 
 class Mamba2(AbstractRecurrent):

@@ -18,7 +18,7 @@ from stability.mechanisms._attention import QKNormSettings, prepare, require_gro
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._grouped import attend_blocks, attend_window, masked_softmax, window_block
 from stability.mechanisms._observed import AbstractAttention
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 BRANCHES = 3  # compression, selection, window, in this order in every tensor
 BLOCK = 8  # positions of a compressed block by default

@@ -31,7 +31,7 @@ from stability.mechanisms._edge_weights import (
 from stability.mechanisms._graphs import Edges, convert_edges, cycle_edges, top_edges
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import EdgeList, Pairs, exact_cos_sin, rotate, turn_of_kernels
-from stability.models.first_order import is_differentiated_once
+from stability.models.passes import is_differentiated_once
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")

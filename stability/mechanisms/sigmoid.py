@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stability.mechanisms._attention import QK_NORM, DotProductSettings
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape
 from stability.mechanisms._written_out import AbstractWrittenOutAttention
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 
 # Older runs have a bool, which their ids contain; it is written as before.
 OLDER = {"none": False, "layernorm": True}

@@ -17,7 +17,7 @@ from stability.mechanisms._attention import QKNormSettings
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
 from stability.mechanisms._sparse_top_k import Ranking, Thresholds, best, mark_best, thresholds
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 MIN_BLOCK = 32  # smallest block of queries
 

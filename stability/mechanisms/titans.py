@@ -19,7 +19,7 @@ from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._grouped import attend_window, window_block
 from stability.mechanisms._neural_memory import Gates, linear_block, linear_memory, mlp_memory
 from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, l2_normalise
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 
 MLP_CHUNK = 16
 FORGOTTEN_AT_FIRST = 0.01  # initial α per position

@@ -16,7 +16,7 @@ from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.mechanisms._inner import inner_choices, inner_part, load, prefix_error
-from stability.models.auxiliary import attach_losses, split_loss
+from stability.models.block import attach_losses, split_loss
 from stability.registry import near_misses
 
 

@@ -2,10 +2,13 @@
 
 A name ends in its axes: ``x_BND`` is batch × positions × width.
 
-B batch · N positions · D model width · H heads · K head width · V vocabulary · W window edges per node · R rank · X
-edge hidden width · S streams, or states of a diffusion's graph · C condition width · J context positions · E edges · P
-unordered pairs of positions · A atoms of a residue, with X the three coordinates · F dimensions of a code · M points ·
-T q, k, v (attention) or the two directions of an edge (consensus)
+Every model: B is the batch, N positions, J context positions, D the model's width, V the vocabulary. H is heads, K the
+width of one. C is the width of a condition, S streams or the states of a diffusion's graph.
+
+Attention: T is queries, keys and values. Consensus: E is edges, P unordered pairs of positions, W edges of a node's
+window, R the rank, X the edge network's hidden width. T is the two directions of an edge.
+
+Proteins: A is atoms of a residue, X their three coordinates, F the dimensions of a code, M points.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from stability.models.auxiliary import attach_losses, split_loss
-from stability.models.block import Block, Context
+from stability.models.block import Block, Context, attach_losses, split_loss
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 from stability.models.init import OwnInit
-from stability.models.precision import at_least_float32
+from stability.models.passes import at_least_float32
 from stability.models.scaling import Factors
 
 
@@ -219,7 +218,7 @@ class Backbone(OwnInit):
             state = split_loss(block(state, mask_BN, context, inputs, condition_BC), own)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
-            hidden_BND = self.final_modulation(condition_BC).shift_and_scale(hidden_BND)
+            hidden_BND = self.final_modulation(hidden_BND, condition_BC)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
         if groups is not None:

@@ -1,15 +1,76 @@
-"""One block: pre-normed branches, joined to the state by residual schemes."""
+"""One block: pre-normed branches, joined to the state by residual schemes; losses of parts beside their outputs.
+
+Such a loss, e.g. a router's load balancing, is passed from a part to the training loss as a value: a module stores
+nothing of a forward pass.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from stability.models.auxiliary import attach_losses, average_losses, split_loss
-from stability.models.condition import UNMODULATED, Modulation
+from stability.models.condition import Modulated, Modulation
+
+
+class WithLoss(NamedTuple):
+    """The output of a mixer or feed-forward network with its own loss.
+
+    Blocks and models pass it on in this form.
+
+    Attributes:
+        output: the output.
+        loss_B: in nats, added to each sequence's share of the training loss, in float32 or wider. It may depend on this
+            sequence alone, or microbatches would not add up to the batch. In a bfloat16 run, the output of a linear map
+            must be widened first (`stability.models.passes.at_least_float32`).
+    """
+
+    output: Any
+    loss_B: Tensor
+
+
+def split_loss(found: Any, losses: list[Tensor]) -> Any:
+    """Return a part's output; append its loss, if any, to ``losses``.
+
+    Raises:
+        ValueError: the loss is not (B,), or narrower than float32.
+    """
+    if not isinstance(found, WithLoss):
+        return found
+    if found.loss_B.ndim != 1:
+        raise ValueError(
+            f"an auxiliary loss has shape {tuple(found.loss_B.shape)}; expected (B,), a number for each sequence"
+        )
+    if torch.finfo(found.loss_B.dtype).bits < 32:
+        dtype = str(found.loss_B.dtype).removeprefix("torch.")
+        raise ValueError(f"an auxiliary loss is {dtype}; expected float32 or wider: at_least_float32 widens")
+    losses.append(found.loss_B)
+    return found.output
+
+
+def attach_losses(output: Any, losses: Sequence[Tensor]) -> Any:
+    """Return the output, with the sum of ``losses`` if not empty."""
+    return WithLoss(output, sum_losses(losses)) if losses else output
+
+
+def average_losses(losses: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of one part's losses over its evaluations, as a list.
+
+    The list is empty without a loss.
+    """
+    return [sum_losses(losses) / len(losses)] if len(losses) > 1 else [*losses]
+
+
+def sum_losses(losses: Sequence[Tensor]) -> Tensor:
+    """Return the sum of one or more losses, (B)."""
+    loss_B, *others = losses
+    for other_B in others:
+        loss_B = loss_B + other_B
+    return loss_B
 
 
 class Context(NamedTuple):
@@ -128,17 +189,11 @@ class Block(nn.Module):
         """
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_padding = {"mask_BN": mask_BN} if self.ffn_reads_mask else {}
-        of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
+        of_mixer, of_ffn = (None, None) if self.modulation is None else self.modulation(condition_BC)
         mixer_losses: list[Tensor] = []
         ffn_losses: list[Tensor] = []
-
-        def mix(x_BND: Tensor) -> Tensor:
-            y_BND = self.mixer(of_mixer.shift_and_scale(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
-            return self._scale(of_mixer.apply_gate(self.dropout(split_loss(y_BND, mixer_losses))))
-
-        def feed_forward(x_BND: Tensor) -> Tensor:
-            y_BND = self.ffn(of_ffn.shift_and_scale(self.ffn_norm(x_BND)), **of_padding)
-            return self._scale(of_ffn.apply_gate(self.dropout(split_loss(y_BND, ffn_losses))))
+        mix = partial(self._branch, self.mixer_norm, self.mixer, {"mask_BN": mask_BN, **own}, of_mixer, mixer_losses)
+        feed_forward = partial(self._branch, self.ffn_norm, self.ffn, of_padding, of_ffn, ffn_losses)
 
         state = self.mixer_residual(state, mix)
         if self.cross is not None and context is not None:
@@ -146,5 +201,20 @@ class Block(nn.Module):
         state = self.ffn_residual(state, feed_forward)
         return attach_losses(state, [*average_losses(mixer_losses), *average_losses(ffn_losses)])
 
-    def _scale(self, y_BND: Tensor) -> Tensor:
+    def _branch(
+        self,
+        norm: nn.Module,
+        part: nn.Module,
+        given: Mapping[str, Any],
+        effect: Modulated | None,
+        losses: list[Tensor],
+        x_BND: Tensor,
+    ) -> Tensor:
+        """Return one evaluation of a branch, with the effect of a condition; append the part's own loss."""
+        x_BND = norm(x_BND)
+        if effect is not None:
+            x_BND = effect.shift_and_scale(x_BND)
+        y_BND = self.dropout(split_loss(part(x_BND, **given), losses))
+        if effect is not None:
+            y_BND = effect.gate * y_BND
         return y_BND if self.branch_scale == 1 else self.branch_scale * y_BND

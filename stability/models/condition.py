@@ -60,7 +60,7 @@ def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
 
 
 class Modulated(NamedTuple):
-    """The effect of a condition on one branch; None: no effect.
+    """The effect of a condition on one branch.
 
     Attributes:
         shift: (B, 1, D), in x·(1 + scale) + shift before the branch.
@@ -68,18 +68,12 @@ class Modulated(NamedTuple):
         gate: (B, 1, D), factor of the branch's output.
     """
 
-    shift: Tensor | None = None
-    scale: Tensor | None = None
-    gate: Tensor | None = None
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
 
     def shift_and_scale(self, x_BND: Tensor) -> Tensor:
-        return x_BND if self.scale is None or self.shift is None else x_BND * (1 + self.scale) + self.shift
-
-    def apply_gate(self, y_BND: Tensor) -> Tensor:
-        return y_BND if self.gate is None else self.gate * y_BND
-
-
-UNMODULATED = (Modulated(), Modulated())
+        return x_BND * (1 + self.scale) + self.shift
 
 
 class Modulation(OwnInit):
@@ -102,7 +96,7 @@ class Modulation(OwnInit):
 
 
 class FinalModulation(OwnInit):
-    """Shift and scale after the final norm; zero at the start."""
+    """Shift and scale after the final norm, x·(1 + scale) + shift; zero at the start."""
 
     def __init__(self, condition_width: int, width: int):
         super().__init__()
@@ -112,8 +106,9 @@ class FinalModulation(OwnInit):
     def own_init(self) -> frozenset[str]:
         return frozenset({"chunks.weight", "chunks.bias"})
 
-    def forward(self, condition_BC: Tensor) -> Modulated:
-        return Modulated(*self.chunks(condition_BC)[:, None].chunk(2, dim=-1))
+    def forward(self, hidden_BND: Tensor, condition_BC: Tensor) -> Tensor:
+        shift, scale = self.chunks(condition_BC)[:, None].chunk(2, dim=-1)
+        return hidden_BND * (1 + scale) + shift
 
 
 def _zero_linear(num_inputs: int, num_outputs: int) -> nn.Linear:

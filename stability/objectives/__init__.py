@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.config.impl import KernelUser
-from stability.models.auxiliary import TrainingLoss, with_auxiliary
+from stability.config.impl import Impl, KernelUser, Use
 from stability.models.backbone import Pool
+from stability.models.block import split_loss, sum_losses
 from stability.models.condition import ConditionShape
-from stability.objectives._chunks import LossSum, sum_by_chunks, z_loss_sum
-from stability.objectives._mask_rates import mask_rates, random_mask
+from stability.models.passes import at_least_float32, autocast_dtype
+from stability.objectives._examples import (
+    Examples,
+    LossSum,
+    ZLoss,
+    mask_rates,
+    random_mask,
+    reverse,
+    sum_by_chunks,
+    training_examples,
+    weighted_cross_entropy,
+    z_loss_sum,
+)
 from stability.runs.words import Words
 
 __all__ = [
     "AbstractObjective",
+    "AbstractVocabularyObjective",
     "Examples",
     "ObjectiveSettings",
+    "TrainingLoss",
+    "VocabularySettings",
+    "ZLoss",
     "mask_rates",
     "random_mask",
+    "refuse_unread",
+    "reverse",
+    "training_examples",
     "weighted_cross_entropy",
 ]
 
@@ -66,85 +83,23 @@ def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bo
         )
 
 
-class Examples(NamedTuple):
-    """One batch as the model sees it.
-
-    Targets and weights have one column per position of the logits: N, or fewer with a pooled head. They have a further
-    axis if several things are predicted at a position.
+class TrainingLoss(NamedTuple):
+    """The minimised loss, ``total / count``.
 
     Attributes:
-        inputs_BN: tokens or another input of the model's embedding (also named tuples of tensors), one row per
-            sequence.
-        targets_BN: target tokens.
-        weights_BN: share of each position in the loss, 0 if it does not count.
-        context_BJ: tokens for the model's cross mechanism; None without one.
-        sigma_B: total noise of each sequence, for a time-conditioned model; else None.
-        mask_BN: False at padding; None: no padding.
+        total: sum of the loss in nats, auxiliary losses included.
+        count: divisor of the mean.
+        auxiliary: auxiliary losses alone, each sequence weighted by its part of ``count``; None without any.
     """
 
-    inputs_BN: Any
-    targets_BN: Tensor
-    weights_BN: Tensor
-    context_BJ: Tensor | None = None
-    sigma_B: Tensor | None = None
-    mask_BN: Tensor | None = None
+    total: Tensor
+    count: Tensor
+    auxiliary: Tensor | None
 
-    def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-        """Return the model's logits (B, N, V) on this batch.
-
-        Args:
-            model: the model.
-            params: parameters to use instead of the model's own.
-            **options: further arguments of its `forward`.
-        """
-        given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, "mask_BN": self.mask_BN, **options}
-        given = {name: value for name, value in given.items() if value is not None}
-        if params is None:
-            return model(self.inputs_BN, **given)
-        return functional_call(model, dict(params), (self.inputs_BN,), given)
-
-    def to(self, device: torch.device | str) -> Examples:
-        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def split(self, rows: int) -> list[Examples]:
-        """Cut the batch into microbatches of ``rows`` rows, as views; the last may be shorter."""
-        return [
-            self.map_tensors(lambda tensor, start=start: tensor[start : start + rows])
-            for start in range(0, max(len(self.targets_BN), 1), rows)
-        ]
-
-    def cut(self, positions: int) -> Examples:
-        """Cut each sequence into consecutive ones of ``positions``, a divisor of its length; there is no context."""
-        assert self.context_BJ is None
-        num = self.targets_BN.shape[1] // positions
-        pieces = self._replace(sigma_B=None).map_tensors(lambda x_BN: x_BN.reshape(-1, positions, *x_BN.shape[2:]))
-        return pieces._replace(sigma_B=None if self.sigma_B is None else self.sigma_B.repeat_interleave(num))
-
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Examples:
-        """Return the batch with ``change`` of each of its tensors."""
-        parts: Any = (None if part is None else tree_map(change, part) for part in self)
-        return Examples(*parts)
-
-    each = map_tensors  # the name that plugins know
-
-    def counted(self) -> tuple[Examples, Tensor]:
-        """Return all counted positions as sequences of length one (R, 1).
-
-        The second result is their indices in B·N (R). Each has the σ of its sequence. Inputs without one entry per
-        target are returned whole, those of the sequence.
-        """
-        counts_BN = self.weights_BN if self.weights_BN.ndim == 2 else self.weights_BN.any(-1)
-        index_R = counts_BN.flatten().nonzero().squeeze(-1)
-        targets_R1, weights_R1 = (tensor.flatten(0, 1)[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
-        row_R = index_R // self.targets_BN.shape[1]
-        is_beside = isinstance(self.inputs_BN, Tensor) and self.inputs_BN.shape == self.targets_BN.shape
-        inputs = (
-            self.inputs_BN.flatten()[index_R, None]
-            if is_beside
-            else tree_map(lambda tensor: tensor[row_R], self.inputs_BN)
-        )
-        sigma_R = None if self.sigma_B is None else self.sigma_B[row_R]
-        return Examples(inputs, targets_R1, weights_R1, sigma_B=sigma_R), index_R
+    def sums(self) -> tuple[Tensor, ...]:
+        """Return the detached sums for the log: the total, then the auxiliary one if any."""
+        found = (self.total,) if self.auxiliary is None else (self.total, self.auxiliary)
+        return tuple(each.detach() for each in found)
 
 
 class AbstractObjective(KernelUser):
@@ -398,16 +353,35 @@ class AbstractObjective(KernelUser):
     def training_loss(
         self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
     ) -> TrainingLoss:
-        """Return `loss` plus auxiliary losses, as minimised in training and used by α_max.
+        """Return `loss` plus the objective's own and the model's auxiliary losses, as minimised and used by α_max.
 
-        Validation uses `loss` alone.
+        Validation uses `loss` alone. A sequence has the same weight in the auxiliary mean as in the mean loss, so
+        microbatches add up to the batch. The model runs once, as in `loss`, and retains nothing of the pass. Only a
+        `Backbone` has auxiliary losses (`WithLoss`).
 
         Args:
             model: the model.
             examples: the batch.
             params: parameters to use instead of the model's own.
         """
-        return with_auxiliary(self, model, examples, params)
+        losses: list[Tensor] = []
+
+        def evaluate(inputs: Any, **given: Any) -> Any:
+            asked = {"losses": True, **given}
+            found = model(inputs, **asked) if params is None else functional_call(model, dict(params), (inputs,), asked)
+            return split_loss(found, losses)
+
+        if getattr(model, "gives_losses", False):
+            total, count, own = self.loss_with_own(cast(nn.Module, evaluate), examples)
+        else:
+            total, count, own = self.loss_with_own(model, examples, params)
+        if not losses:
+            return TrainingLoss(total if own is None else total + own, count, own)
+        loss_B = at_least_float32(sum_losses(losses))
+        counts_B = torch.stack([self.count(part, loss_B.dtype) for part in examples.split(1)])
+        auxiliary = (loss_B * counts_B).sum()
+        auxiliary = auxiliary if own is None else auxiliary + own
+        return TrainingLoss(total + auxiliary, count, auxiliary)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return `loss`, and by name the sums of further scores over the same count.
@@ -460,28 +434,91 @@ class AbstractObjective(KernelUser):
         )
 
 
-def reverse(examples: Examples) -> Examples:
-    """Return the examples with inputs, targets, weights and context in reversed order.
+class VocabularySettings(ObjectiveSettings):
+    """The settings common to all objectives over a vocabulary."""
 
-    The noise of a sequence stays. The examples must have no padding.
+    impl: Impl = "reference"
+
+
+class AbstractVocabularyObjective(AbstractObjective):
+    """Base of objectives with a loss of three numbers per position; by default cross entropy.
+
+    The numbers: log-sum-exp of the logits, the target's logit, and the sum of the logits.
+
+    With ``impl=triton`` the loss is computed from the head's inputs and weights, without logits; generation and
+    accuracies still use logits. Under autocast the factors are rounded to bfloat16 as in the reference, the logits are
+    not.
     """
-    assert examples.mask_BN is None
-    parts = {
-        name: None if part is None else part.flip(1)
-        for name, part in zip(Examples._fields, examples, strict=True)
-        if name != "sigma_B"
-    }
-    return examples._replace(**parts)
+
+    kernels_second_order = True
+
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        return None if config.loss_chunk is None else f"loss_chunk={config.loss_chunk}"
+
+    def choose_omitted(self, rows: Examples) -> Tensor | None:
+        """Return one column per position (R, 1) to omit from log-sum-exp and sum.
+
+        None: all columns enter, and the sum is not computed.
+        """
+        return None
+
+    def losses_of(self, sums: Tensor, rows: Examples) -> Tensor:
+        """Return the unweighted losses (R) of single positions (R, 1).
+
+        Args:
+            sums: result of `kernels.loss.vocabulary_sums`.
+            rows: the positions.
+        """
+        return sums[0] - sums[1]
+
+    def loss(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return `loss_sum` of the model on a batch.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
+        if self.config.impl != "triton":
+            return super().loss(model, examples, params)
+        total, _ = examples.logits(model, params, readout=partial(self._sum_losses, examples))
+        return total, self.count(examples, total.dtype)
+
+    def loss_with_own(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return `loss` and the z-loss, which the kernels' log-sum-exp gives as well.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
+        if self.config.impl != "triton" or not self.z_loss:
+            return super().loss_with_own(model, examples, params)
+        total, own = examples.logits(model, params, readout=partial(self._sum_losses, examples))
+        return total, self.count(examples, total.dtype), own
+
+    def _sum_losses(
+        self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the weighted sums over all counted positions: the losses, and the z-loss or None."""
+        from kernels.loss import vocabulary_sums  # needs triton, so imported on demand
+
+        rows, index_R = examples.counted()
+        hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
+        bias_V = None if bias_V is None else _autocast(bias_V)
+        factors = _autocast(hidden_RD), _autocast(weight_VD), bias_V
+        sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.choose_omitted(rows))
+        weights_R = rows.weights_BN.squeeze(1).to(sums.dtype)
+        own = self.z_loss * (sums[0].square() * weights_R).sum() if self.z_loss else None
+        return (self.losses_of(sums, rows) * weights_R).sum(), own
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in float32 or wider."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def weighted_cross_entropy(logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the cross entropy in nats, and the weights' sum."""
-    logits = wide(logits_BNV)
-    weights_BN = examples.weights_BN.to(logits.dtype)
-    nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), examples.targets_BN.flatten(), reduction="none")
-    return (nll * weights_BN.flatten()).sum(), weights_BN.sum()
+def _autocast(factor: Tensor) -> Tensor:
+    """Return a factor in autocast's dtype."""
+    dtype = autocast_dtype(factor.device)
+    return factor if dtype is None or factor.dtype == torch.float64 else factor.to(dtype)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.objectives import Examples, weighted_cross_entropy
-from stability.objectives._chunks import ZLoss
-from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives._examples import Examples, ZLoss, weighted_cross_entropy
 
 
 class Autoregressive(AbstractVocabularyObjective):

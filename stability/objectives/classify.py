@@ -20,7 +20,7 @@ from stability.objectives import (
     refuse_unread,
     weighted_cross_entropy,
 )
-from stability.objectives._chunks import ZLoss
+from stability.objectives._examples import ZLoss
 from stability.objectives._rand_augment import HIGHEST, rand_augment
 from stability.runs.words import ShareWords, Words
 

@@ -9,10 +9,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
-from stability.objectives._chunks import ZLoss
-from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
-from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.models.passes import at_least_float32
+from stability.objectives import AbstractVocabularyObjective, VocabularySettings, refuse_unread
+from stability.objectives._examples import (
+    Examples,
+    ScheduleName,
+    ZLoss,
+    mask_rates,
+    random_mask,
+    reverse,
+    weighted_cross_entropy,
+)
 
 
 class MaskedLanguageModel(AbstractVocabularyObjective):
@@ -115,7 +122,7 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
 
         A model with cross branches raises its own error: it has no context here.
         """
-        return wide(model(tokens_BN)).softmax(-1)
+        return at_least_float32(model(tokens_BN)).softmax(-1)
 
 
 EXPORT = MaskedLanguageModel

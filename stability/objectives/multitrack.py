@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.models import BOS, EOS, MASK, PAD, SPECIALS, UNK
+from stability.models.passes import at_least_float32
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, frame_tokens
-from stability.objectives import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
-from stability.objectives._chunks import sum_by_chunks
-from stability.objectives._mask_rates import DrawnSchedule, draw_mask, mask_rates
+from stability.objectives import AbstractObjective, Examples, ObjectiveSettings, refuse_unread
+from stability.objectives._examples import DrawnSchedule, draw_mask, mask_rates, sum_by_chunks
 from stability.runs.words import Words
 
 SOURCES = ("sequence", "structure")
@@ -280,7 +280,10 @@ class MultitrackMaskedModel(AbstractObjective):
             inputs: partly masked tracks.
             mask_BN: False at padding.
         """
-        return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
+        return [
+            logits.softmax(-1)
+            for logits in at_least_float32(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)
+        ]
 
     def _context(self, name: str, batch: Any, generator: torch.Generator) -> Track:
         tokens, mask = _read_context(name, batch)
@@ -293,7 +296,7 @@ class MultitrackMaskedModel(AbstractObjective):
         sums = []
         for track, logits in enumerate(logits_BNV.split(self._vocabularies, -1)):
             nll = nn.functional.cross_entropy(
-                wide(logits).flatten(0, 1), examples.targets_BN[..., track].flatten(), reduction="none"
+                at_least_float32(logits).flatten(0, 1), examples.targets_BN[..., track].flatten(), reduction="none"
             )
             sums.append((nll * examples.weights_BN[..., track].flatten().to(nll.dtype)).sum())
         return torch.stack(sums)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.objectives import Examples, weighted_cross_entropy
-from stability.objectives._chunks import ZLoss
-from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives import AbstractVocabularyObjective, VocabularySettings
+from stability.objectives._examples import Examples, ZLoss, weighted_cross_entropy
 from stability.runs.words import ShareWords, Words
 
 

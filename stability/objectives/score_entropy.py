@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives import Examples, refuse_unread, reverse, wide
+from stability.models.passes import at_least_float32
+from stability.objectives import AbstractVocabularyObjective, VocabularySettings, refuse_unread
+from stability.objectives._examples import Examples, draw_stratified, reverse
 from stability.objectives._graph import Absorbing, Graph, Uniform
-from stability.objectives._mask_rates import draw_stratified
-from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 from stability.runs.words import Words
 
 NoiseName = Literal["loglinear", "geometric"]
@@ -157,7 +157,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         """Return (Σ σ′·score entropy in nats, the number of tokens)."""
-        logits = wide(logits_BNV)
+        logits = at_least_float32(logits_BNV)
         assert examples.sigma_B is not None
         losses_BN = self.graph.loss(logits, examples.inputs_BN, examples.targets_BN, examples.sigma_B.to(logits.dtype))
         # Uncounted losses are replaced, not multiplied by zero: 0 · inf would be NaN.
@@ -196,7 +196,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
             tokens_BN: corrupted tokens x_t.
             sigma_B: total noise per sequence.
         """
-        logits_BNV = wide(model(tokens_BN, sigma_B=sigma_B))
+        logits_BNV = at_least_float32(model(tokens_BN, sigma_B=sigma_B))
         return self.graph.log_score(logits_BNV, tokens_BN, sigma_B.to(logits_BNV.dtype))
 
     @torch.no_grad()
@@ -212,7 +212,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
         share_B = (tokens_BN == self.mask_id).float().mean(1)
         lowest, highest = self.noise.sigma(torch.tensor([EARLIEST, 1.0], device=tokens_BN.device))
         sigma_B = (-torch.log1p(-share_B)).clamp(lowest, highest)
-        return wide(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
+        return at_least_float32(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
 
 
 EXPORT = ScoreEntropy

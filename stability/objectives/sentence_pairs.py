@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from stability.config import Settings
 from stability.models.backbone import Pool
 from stability.models.embedding import first_position, max_over_positions, mean_over_positions
-from stability.objectives import AbstractObjective, Examples, refuse_unread, wide
+from stability.models.passes import at_least_float32
+from stability.objectives import AbstractObjective, Examples, refuse_unread
 from stability.runs.words import ShareWords, Words
 
 POOLS: dict[str, Pool] = {"mean": mean_over_positions, "cls": first_position, "max": max_over_positions}
@@ -162,7 +163,7 @@ class SentencePairs(AbstractObjective):
         return weights_BS[:, -1 if self.config.loss == "triplet" else 0].sum()
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-        x_BSD = wide(logits_BNV)
+        x_BSD = at_least_float32(logits_BNV)
         count = self.count(examples, x_BSD.dtype)
         if self.config.loss == "cosine":
             terms_BP = cosine_terms(x_BSD[:, :1], x_BSD[:, 1:], examples.targets_BN[:, 1:].to(x_BSD.dtype))

@@ -19,6 +19,7 @@ from stability.optimizers._groups import (
     check_roles,
     group_parameters,
     kinds,
+    lr_factor,
     optimizer_of,
     parameter_groups,
     require_matrices,
@@ -41,6 +42,7 @@ __all__ = [
     "parameter_groups",
     "require_matrices",
     "roles",
+    "lr_factor",
     "set_lr",
     "state_bytes",
 ]

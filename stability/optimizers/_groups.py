@@ -1,10 +1,11 @@
-"""Divide a model's parameters into optimizer groups.
+"""Divide a model's parameters into optimizer groups; the learning rate of a step and of each group.
 
 They are divided by weight decay, by roles with their own settings, and into matrices and the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from stability.config.groups import LR_SCALE, MATRIX_ROLES, ROLES, Group
+from stability.config.training import ScheduleSpec
 from stability.models.scaling import STANDARD, Factors
 from stability.optimizers._base import AbstractOptimizer, Parameters
 from stability.registry import near_misses
@@ -58,7 +60,8 @@ def optimizer_of(
         for name in names:
             found.setdefault(factors.get(name, STANDARD).of_optimizer, []).append(name)
         for some in found.values():
-            single = _build(part, config if group is None else group.of(config), model, some, lr)
+            own = config if group is None else group.of(config)
+            single = part.build(own, group_parameters(part, own, model, some), lr)
             for each in single.param_groups:
                 _scale(each, group, factors.get(some[0], STANDARD))
             whole = single if whole is None else _join(whole, single)
@@ -113,18 +116,37 @@ def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
     return played
 
 
-def _build(
-    part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Sequence[str], lr: float
-) -> torch.optim.Optimizer:
-    return part.build(config, group_parameters(part, config, model, names), lr)
-
-
 def _join(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the first optimizer with the second's groups added; all settings are in the groups."""
     for group in single.param_groups:
         whole.add_param_group(group)
     whole.state.update(single.state)  # some optimizers create state before their first step
     return whole
+
+
+def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
+    """Return the learning rate of an update over its peak; always positive.
+
+    ``wsd`` (warm-up, stable, decay) stays at the peak until the last `ScheduleSpec.decay_steps`, then falls linearly
+    (Hu et al. 2024, arXiv:2404.06395, section 4; linear: Hägele et al. 2024, arXiv:2405.18392).
+
+    Args:
+        schedule: form of the schedule.
+        step: number of the update, from 1.
+        num_steps: number of updates of the run.
+    """
+    if schedule.warmup_share is not None:
+        schedule = schedule.settle(num_steps)
+    if step <= schedule.warmup_steps:
+        return step / (schedule.warmup_steps + 1)
+    kept = num_steps - schedule.decay_steps(num_steps) if schedule.name == "wsd" else schedule.warmup_steps
+    progress = max(0, step - 1 - kept) / max(1, num_steps - kept)
+    floor = schedule.final_ratio
+    if schedule.name in ("linear", "wsd"):
+        return floor + (1 - floor) * (1 - progress)
+    if schedule.name == "cosine":
+        return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+    return 1.0
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -276,7 +298,11 @@ def parameter_groups(
     Returns:
         Parameters in the model's order, or groups with each in that order.
     """
-    own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _list_own_decay(module)}
+    own = {
+        id(module.get_parameter(name)): decayed
+        for module in model.modules()
+        for name, decayed in getattr(module, "own_decay", {}).items()
+    }
     parameters = list(model.parameters()) if names is None else [model.get_parameter(name) for name in names]
     reached = [own.get(id(parameter), decays(parameter)) for parameter in parameters]
     if all(reached):
@@ -287,7 +313,3 @@ def parameter_groups(
     )
     groups: list[dict[str, Any]] = [{"params": decayed, "name": "decayed"}] if decayed else []
     return [*groups, {"params": undecayed, "name": "undecayed", "weight_decay": 0.0}]
-
-
-def _list_own_decay(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
-    return [(module.get_parameter(name), decayed) for name, decayed in getattr(module, "own_decay", {}).items()]

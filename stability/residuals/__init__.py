@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.impl import KernelUser
+from stability.registry import Registry, import_on_use
 
 if TYPE_CHECKING:
     from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
@@ -93,13 +93,9 @@ def build(name: str, *, width: int, layer: int = 0, **settings: Any):
         **settings: fields of the scheme's Config.
     """
     from stability.config.parts import validate_settings
-    from stability.registry import Registry
 
     return Registry("residuals").load(name)(validate_settings("residuals", name, settings), width=width, layer=layer)
 
 
-def __getattr__(name: str) -> Any:
-    # of schemes with several streams: imported on first use
-    if name not in ("AbstractSinkhornStreams", "AbstractStreams"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}._streams"), name)
+# of schemes with several streams
+__getattr__ = import_on_use(__name__, {"AbstractSinkhornStreams": "_streams", "AbstractStreams": "_streams"})

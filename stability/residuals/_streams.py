@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.impl import Impl, Use
-from stability.models.precision import in_float32, rounds_products
+from stability.models.passes import in_float32, rounds_products
 from stability.residuals import AbstractResidual, Branch
 
 INITIAL_SCALE = 0.01  # a of every dynamic part

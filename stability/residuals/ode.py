@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.models.precision import at_least_float32, in_float32
+from stability.models.passes import at_least_float32, in_float32
 from stability.residuals import AbstractSingleStream, Branch
 
 

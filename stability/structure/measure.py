@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from stability.corpora.proteins.chain import ProteinChain
+from stability.models.passes import generator_for
 from stability.runs.directory import RunDirectory, read_json, replace_folder, write_atomically, write_json
 from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, pad_chains
 from stability.structure.frames import aligned_squared_error, in_frame, random_rotations, rotate, superpose
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
-from stability.training.draws import generator_for
 
 SCHEMA = 1
 SHIFT_ANGSTROM = 50.0

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from stability.build import build_optimizer, resolve_device
 from stability.config.tokenizer import TokenizerRunSpec
-from stability.config.training import ScheduleSpec, lr_factor
+from stability.config.training import ScheduleSpec
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
+from stability.models.passes import generator_for
+from stability.optimizers import lr_factor
 from stability.printable import print_text
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import find_leftovers, remove
@@ -29,8 +31,7 @@ from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts,
 from stability.structure.frames import aligned_squared_error, random_rotations, rotate
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
 from stability.training import checkpoint, loop
-from stability.training.checkpoints import Checkpoints, Held
-from stability.training.draws import generator_for
+from stability.training.checkpoint import Checkpoints, Held
 from stability.training.machine import prepare_torch
 
 AT_ONCE = 32  # held-out chains
@@ -81,6 +82,7 @@ def train_tokenizer(
 class TokenizerTrainer(loop.Training):
     """Tokenizer, the current stage's optimizer, and the step counted over both stages."""
 
+    checkpoints: TokenizerCheckpoints
     spec: TokenizerRunSpec
 
     def __init__(
@@ -145,8 +147,8 @@ class TokenizerTrainer(loop.Training):
             where = f"at step {step} (stage {row['stage']})"
             self.diverged = f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} {where}"
             return
-        self.step = step
-        if self.checkpoints.is_due(step):
+        self.step, self.saves = step, self.checkpoints.is_due(step)
+        if self.saves:
             self._validate(row)
         if step == self.spec.steps and not self.in_stage_2:
             self._enter_stage()

@@ -1,16 +1,20 @@
-"""Checkpoints on disk: written atomically, verified when read, never unpickled."""
+"""Checkpoints on disk: written atomically, verified when read, never unpickled; those of a training in order."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from stability.build import build_model
 from stability.config.base import Settings
@@ -18,8 +22,8 @@ from stability.config.parse import parse_run
 from stability.config.parts import parts_of_model
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
-from stability.printable import line_of
-from stability.runs.directory import read_json, replace_folder
+from stability.printable import line_of, print_text
+from stability.runs.directory import RunDirectory, checkpoint_name, read_json, replace_folder, step_of
 from stability.runs.leftovers import name_temporary
 from stability.runs.records import ManifestFile
 from stability.training.machine import require_kernels
@@ -152,3 +156,97 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, as hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+Held = tuple[dict[str, Tensor], dict[str, Any]]  # parameters, and the trainer's state
+
+
+class Checkpoints(ABC):
+    """The checkpoints of one training, in a folder with no other writer.
+
+    An old checkpoint is removed only after its successor is written.
+    """
+
+    def __init__(self, spec: Settings, directory: RunDirectory, data_format: Any):
+        self._spec, self._directory, self._format = spec, directory, data_format
+        # steps of checkpoints written or read by this process: intact, so not to be written again
+        self._standing: set[int] = set()
+
+    @abstractmethod
+    def choose_kept(self, step: int) -> set[int]:
+        """Return the steps of all checkpoints to keep once training is at this step."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> Held:
+        """Return the parameters and the trainer's state of a checkpoint.
+
+        Raises:
+            ValueError: the checkpoint is damaged or belongs to another training.
+        """
+
+    @property
+    def newest(self) -> int:
+        """Step of the newest intact checkpoint, the point to resume from; 0 if none."""
+        return max(self._standing, default=0)
+
+    def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
+        """Return the newest readable checkpoint, or None.
+
+        Args:
+            until: step of the log's last intact row; later checkpoints are ignored.
+            damage: description of the log's damage after that step, for the message; "" if the log just ends.
+        """
+        found = self._directory.checkpoints()
+        whole = [folder for folder in found if step_of(folder) <= until]
+        if len(whole) < len(found):
+            why = damage or f"{self._directory.metrics_file} ends at step {max(until, 0)}"
+            print_text(f"{self._directory.run_id}: {why}; goes on from before that step", flush=True)
+        return self._first(reversed(whole))
+
+    def first_of(self, steps: Sequence[int]) -> Held | None:
+        """Return the first readable checkpoint of these steps, or None."""
+        return self._first(folder for step in steps if (folder := self._folder(step)).exists())
+
+    def _first(self, folders: Iterable[Path]) -> Held | None:
+        for folder in folders:
+            try:
+                parameters, state = self.read(folder)
+            except ValueError as error:
+                print_text(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
+                continue
+            self._standing.add(state["step"])
+            return parameters, state
+        return None
+
+    def lacks(self, step: int) -> bool:
+        """Return whether a step above 0 is unsaved."""
+        return step > 0 and step not in self._standing
+
+    def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
+        """Write a checkpoint of the current step, then remove those not kept.
+
+        Args:
+            step: current step of the training.
+            model: model to save.
+            state: the trainer's state.
+        """
+        stays = {*self.choose_kept(step), step}
+        save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
+        self._standing.add(step)
+        self._remove_but(stays)
+
+    def remove_unplanned(self, step: int) -> None:
+        """Remove the checkpoints outside the plan at the end of training.
+
+        They are the rolling ones and those written at an interruption. So a resumed run leaves the same folder as an
+        undisturbed one.
+        """
+        self._remove_but(self.choose_kept(step))
+
+    def _remove_but(self, stays: set[int]) -> None:
+        for folder in self._directory.checkpoints():
+            if step_of(folder) not in stays:
+                remove(folder)
+
+    def _folder(self, step: int) -> Path:
+        return self._directory.path / "checkpoints" / checkpoint_name(step)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from stability.config.run import RunSpec
 from stability.config.training import Precision
 from stability.corpora.base import AbstractCorpus
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in, generator_for, in_mode
 from stability.objectives import AbstractObjective, Examples
-from stability.training.draws import generator_for, in_mode
 
 VALIDATION_SEED = 0
 CHUNK = 64

@@ -17,7 +17,7 @@ from stability.config.tokenizer import TokenizerRunSpec
 from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, readable_rows, write_json
 from stability.runs.log import RunLog, Sinks, find_last_logged_step
 from stability.runs.provenance import provenance
-from stability.training.checkpoints import Checkpoints
+from stability.training.checkpoint import Checkpoints
 
 
 class Training(ABC):
@@ -26,6 +26,7 @@ class Training(ABC):
     Attributes:
         step: last step taken, of ``num_steps``.
         diverged: reason of an early end, else None.
+        saves: whether a checkpoint is due after this step.
         signals: rows of the last step by log of `RunDirectory.signal_files`.
         running: further values of the status "running".
     """
@@ -36,6 +37,7 @@ class Training(ABC):
     num_steps: int
     step: int = 0
     diverged: str | None = None
+    saves: bool = False
     signals: Mapping[str, list[dict[str, Any]]] = MappingProxyType({})
     running: ClassVar[dict[str, str]] = {}
 
@@ -49,7 +51,7 @@ class Training(ABC):
 
     @abstractmethod
     def record_step(self, row: dict[str, Any]) -> None:
-        """Set ``step`` or ``diverged`` from the row; add a due validation to the row."""
+        """Set ``step`` or ``diverged``, and ``saves``, from the row; add a due validation to the row."""
 
     def timing(self, seconds: float) -> dict[str, Any]:
         """Return further values of a step's timing.jsonl row.
@@ -147,7 +149,7 @@ def train(
                     log.write_signals(name, rows)
                 now = time.perf_counter()
                 log.write_timing({"step": step, "wall_s": now - started, **training.timing(now - began)})
-                if training.diverged is None and checkpoints.is_due(step):
+                if training.saves and training.diverged is None:
                     save()
                 yield
             if training.diverged is None and training.step < training.num_steps:

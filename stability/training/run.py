@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from stability.build import build_model, described, resolve_device, sequence_state_bytes, shapes
+from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load
 from stability.models.backbone import num_parameters
 from stability.optimizers import Averaging, state_bytes
-from stability.runs.directory import RunDirectory, readable_rows
+from stability.runs.directory import RunDirectory, checkpoint_name, readable_rows
 from stability.runs.log import Sinks
 from stability.runs.verdict import SpikeWatch, judge
-from stability.training import loop
-from stability.training.checkpoint import MOVING
-from stability.training.checkpoints import RunCheckpoints
-from stability.training.devices import Devices, OneDevice
-from stability.training.guards import first_non_finite
-from stability.training.machine import Telemetry, peak_memory_mb
-from stability.training.step import Replica
+from stability.training import checkpoint, loop
+from stability.training.checkpoint import MOVING, Checkpoints, Held
+from stability.training.devices import Devices, OneDevice, Telemetry, peak_memory_mb
+from stability.training.step import Keeper, Replica, first_non_finite
 
 if TYPE_CHECKING:
     from stability.training.weights import Weights
@@ -147,8 +145,9 @@ class Trainer(Replica, loop.Training):
                 self._validate(row)
         if self.spec.guards.on_nonfinite != "stop":
             row |= self.guard.counts()
-        if self.diverged is None and self.checkpoints.is_due(step):
-            self.guard.record_checkpoint(step, self.checkpoints.choose_kept(step))
+        self.saves = self.keeper.is_due(step)
+        if self.saves and self.diverged is None:
+            self.guard.record_checkpoint(step, self.keeper.choose_kept(step))
 
     def _validate(self, row: dict[str, Any]) -> None:
         """Add the validation scores to the row; after a restore, those of the restored state."""
@@ -235,3 +234,39 @@ class Trainer(Replica, loop.Training):
             **self.guard.counts(),
         } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
         return verdict, reason, result
+
+
+class RunCheckpoints(Checkpoints):
+    """The checkpoints of a run, planned by its ``keeper``."""
+
+    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any, keeper: Keeper):
+        super().__init__(spec, directory, data_format)
+        self._keeper, self._init = keeper, spec.init
+
+    def choose_kept(self, step: int) -> set[int]:
+        return self._keeper.choose_kept(step)
+
+    def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
+        """Return the newest readable checkpoint, else the one named by ``init``, else None.
+
+        The latter belongs to another run of the same pool, so it does not count as this run's own.
+        """
+        return super().latest(until, damage) or self._read_inherited()
+
+    def _read_inherited(self) -> Held | None:
+        init = self._init
+        if init is None:
+            return None
+        folder = self._directory.path.parent / init.run / "checkpoints" / checkpoint_name(init.step)
+        return _read_held(folder, init.run)
+
+    def read(self, folder: Path) -> Held:
+        return _read_held(folder, self._directory.run_id)
+
+
+def _read_held(folder: Path, run: str) -> Held:
+    """Return the trained parameters and the trainer's state of a run's checkpoint."""
+    spec, model, state = checkpoint.read(folder)
+    if run_id(spec) != run:
+        raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+    return state.pop(MOVING, None) or model.state_dict(), state

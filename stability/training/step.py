@@ -1,33 +1,29 @@
-"""One training step of a run, and all other work that its processes share."""
+"""One training step of a run, and all other work that its processes share; its guards and its plan of checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
-from stability.config.training import lr_factor
+from stability.config.training import GuardSpec
 from stability.corpora.base import AbstractCorpus
-from stability.models.first_order import differentiated_once
-from stability.models.precision import computing_in
-from stability.objectives import Examples
-from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
-from stability.training.activations import SHARE_OF_SEQUENCES, ActivationStatistics, Edge, Found
-from stability.training.checkpoints import Keeper
+from stability.models.passes import computing_in, differentiated_once, dropping, generator_for, in_mode
+from stability.objectives import Examples, training_examples
+from stability.optimizers import Probing, TakingHessian, lr_factor, set_lr, use_averages
 from stability.training.devices import Devices, OneDevice, Sums
-from stability.training.draws import dropping, generator_for, in_mode, training_examples
 from stability.training.evaluate import Validation
-from stability.training.gradients import BlockStatistics
-from stability.training.guards import Guard, first_non_finite
 from stability.training.machine import compile_model, prepare_torch
+from stability.training.signals import SHARE_OF_SEQUENCES, ActivationStatistics, BlockStatistics, Edge, Found
 
 if TYPE_CHECKING:
     from stability.training.captured import CapturedBackward
@@ -58,10 +54,9 @@ class Replica:
             require_graphs(device)
             self._captured = CapturedBackward(self._captured_pass, self.parameters)
         self.validation = Validation(spec, corpus, self.objective, device)
-        self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
-        self.statistics = BlockStatistics(self.model, spec.log.gradients, self.devices.norms)
-        self.activations = ActivationStatistics(spec, self.model, self.statistics)
-        self.edge = Edge(spec.log.curvature)
+        self.guard, self.keeper, self.clip_limit = Guard(spec.guards), Keeper(spec), spec.clip_limit
+        self.statistics = BlockStatistics(self.model, self.devices.norms)
+        self.activations, self.edge = ActivationStatistics(spec, self.model, self.statistics), Edge()
         self.signals: dict[str, list[dict[str, Any]]] = {}  # of the last step, by log
         self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
@@ -120,14 +115,14 @@ class Replica:
         ).to(self.device)
 
         self.signals = {}
-        seen = self._measure_activations(examples, step) if self.activations.is_due(step) else None
+        seen = self._measure_activations(examples, step) if _is_due(spec.log.activations, step) else None
 
         # Forward, backward, clip
         self.optimizer.zero_grad(set_to_none=True)
         loss, *auxiliary = self._backward(examples, step)
-        is_due = self.statistics.is_due(step)
+        is_due = _is_due(spec.log.gradients, step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
-        grad_norm = self.devices.clip(self.parameters, spec.clip_limit)
+        grad_norm = self.devices.clip(self.parameters, self.clip_limit)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
         if auxiliary:
             row["auxiliary_loss"] = auxiliary[0].item()
@@ -142,7 +137,7 @@ class Replica:
         own = [] if probing else self.devices.local(self.parameters)
         buffer = [] if probing else self._copy_to_buffer(own)
         weights = self.statistics.norms(buffer) if is_due else {}
-        named_before = self._copy_named() if self.edge.is_due(step) and lr > 0 else None
+        named_before = self._copy_named() if _is_due(spec.log.curvature, step) and lr > 0 else None
         edge: dict[str, Any] | None = None
         if self.reason_to_skip(row) is None:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
@@ -268,3 +263,185 @@ class Replica:
 
         rows = self.spec.microbatch or self.spec.batch
         return [total / count for total in self.devices.backward(add, examples, rows, self.parameters)]
+
+
+def _is_due(every: int | None, step: int) -> bool:
+    """Return whether an optional log has rows of this step; an interval of None or 0 means never."""
+    return bool(every) and step % every == 0
+
+
+def first_non_finite(values: dict[str, Any], step: int) -> str | None:
+    """Return ``"loss is nan at step 37"`` for the first non-finite value, else None."""
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            return f"{name.replace('_', ' ')} is {value} at step {step}"
+    return None
+
+
+Answer = Literal["stop", "skip", "restore"]
+
+
+@dataclass
+class Guard:
+    """The guards of one run against non-finite steps and large gradients, and their counts so far.
+
+    Source: *Frankenstein Transformer*, Algorithm 1, lines 5 to 12. The loop continues with the next step and batch, as
+    in the paper: the failed ones would fail again. Step numbers, data order and learning rates stay equal to those of
+    every other run. (In the paper the schedule waits for a skipped step; here the step number gives the rate.) "skip"
+    omits the optimizer's step. "restore" returns to the parameters and optimizer state of the last good checkpoint, or
+    to the initialisation if none exists; progress since then is lost. The whole run has one budget; once it is spent,
+    the run ends as diverged, as without guards.
+
+    A checkpoint is good only after the next step has succeeded: its own step's loss was computed with those before it.
+    """
+
+    spec: GuardSpec
+    skipped_steps: int = 0
+    restores: int = 0
+    good: list[int] = field(default_factory=list)  # steps of good checkpoints, rising
+    # steps of checkpoints of the current state, before any sound step was taken from it
+    untried: list[int] = field(default_factory=list)
+
+    def explain_large_norm(self, row: dict[str, Any]) -> str | None:
+        """Return a reason if the gradient after clipping exceeds the threshold, else None."""
+        limit, norm = self.spec.post_clip_norm, row.get("clipped_norm")
+        if limit is None or norm is None or norm <= limit:
+            return None
+        return (
+            f"gradient norm after clipping is {norm:.4g} at step {row['step']}, above guards.post_clip_norm={limit:g}"
+        )
+
+    def answer(self, *, has_moved: bool) -> Answer:
+        """Decide how to treat a bad step, and count it against the budget.
+
+        Args:
+            has_moved: the step already changed the parameters, so it cannot be skipped.
+        """
+        mode = self.spec.on_nonfinite
+        if (
+            mode == "stop"
+            or self.skipped_steps + self.restores >= self.spec.retries
+            or (mode == "skip_step" and has_moved)
+        ):
+            return "stop"
+        if mode == "skip_step":
+            self.skipped_steps += 1
+            return "skip"
+        self.restores += 1
+        return "restore"
+
+    def explain_end(self, reason: str) -> str:
+        """Return the reason of a divergence, with the reason why no guard prevented it."""
+        if self.spec.on_nonfinite == "stop":
+            return reason
+        if self.skipped_steps + self.restores < self.spec.retries:
+            return (
+                f"{reason}; the step was taken and cannot be skipped (guards.on_nonfinite=restore_last_good could "
+                "undo it)"
+            )
+        return (
+            f"{reason}; guards.retries={self.spec.retries} {'skipped steps' if self.skipped_steps else 'restores'} "
+            "are spent"
+        )
+
+    def sound_step(self) -> None:
+        if self.untried:
+            self.good, self.untried = sorted({*self.good, *self.untried}), []
+
+    def record_checkpoint(self, step: int, kept: Collection[int]) -> None:
+        """Record a checkpoint of the current state.
+
+        Args:
+            step: its step.
+            kept: steps of the checkpoints kept beside it.
+        """
+        self.good = [each for each in self.good if each in kept]
+        self.untried.append(step)
+
+    def candidates(self) -> list[int]:
+        """Return the checkpoints to restore from, newest first.
+
+        Untried checkpoints are dropped, even if they were good before: the very next step failed.
+        """
+        self.good = [step for step in self.good if step not in self.untried]
+        return self.good[::-1]
+
+    def record_restore(self, step: int) -> None:
+        """Record a restore to the checkpoint of this step, or to the initialisation (0)."""
+        self.untried = [step] if step else []
+
+    def counts(self) -> dict[str, int]:
+        return {"skipped_steps": self.skipped_steps, "restores": self.restores}
+
+    def state(self) -> dict[str, Any]:
+        return self.counts() | {"good": list(self.good), "untried": list(self.untried)}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Keeper:
+    """The plan of a run's checkpoints: when to write one and how long to keep it.
+
+    Always kept: the checkpoints of the first evaluation and of the last step (α_max needs both). Of the extra cadence
+    all are kept, or the newest ``keep_last``. The ``keep_best`` best by validation NLL are kept, too; the first two may
+    be among them. With ``keep_last`` the first evaluation removes all earlier checkpoints, so it is the run's earliest.
+
+    The plan depends only on the step and the validations so far, never on files that an interruption left.
+    """
+
+    def __init__(self, spec: RunSpec):
+        self._plan, self._cadence, self._last = spec.checkpoint, spec.evaluation.every_steps, spec.steps
+        self._first = min(self._cadence, spec.steps)
+        self._best: list[tuple[float, int]] = []
+
+    @property
+    def best_steps(self) -> list[int]:
+        """Steps of the best validations, best first."""
+        return [step for _, step in self._best]
+
+    def validates(self, step: int) -> bool:
+        """Return whether the run is validated at this step."""
+        return step % self._cadence == 0 or step == self._last
+
+    def record_validation(self, step: int, nll: float) -> None:
+        """Record a validation; of two equal ones the earlier ranks higher.
+
+        Args:
+            step: step of the validation.
+            nll: validation NLL in nats.
+        """
+        self._best = sorted([*self._best, (nll, step)])[: self._plan.keep_best]
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to write a checkpoint at this step, after its validation."""
+        return step in (self._first, self._last) or self._is_extra(step) or step in self.best_steps
+
+    def may_be_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due whatever this step's validation gives.
+
+        Such a step must be checked for non-finite values first.
+        """
+        return step in (self._first, self._last) or self._is_extra(step)
+
+    def choose_kept(self, step: int) -> set[int]:
+        """Return the steps of the checkpoints to keep after this step."""
+        return {each for each in (self._first, self._last, *self._extra(step), *self.best_steps) if each <= step}
+
+    def state(self) -> list[tuple[float, int]]:
+        return list(self._best)
+
+    def resume(self, state: list[tuple[float, int]]) -> None:
+        self._best = [(nll, step) for nll, step in state]
+
+    def _is_extra(self, step: int) -> bool:
+        return bool(self._plan.every_steps) and step % self._plan.every_steps == 0
+
+    def _extra(self, step: int) -> list[int]:
+        if not self._plan.every_steps:
+            return []
+        extra = list(range(self._plan.every_steps, step + 1, self._plan.every_steps))
+        if self._plan.keep_last is None:
+            return extra
+        return [each for each in extra[-self._plan.keep_last :] if each >= self._first or step < self._first]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 from sweeps.launchers import Interrupt
 from sweeps.trial import RunTrial, Trial, run_trial
 
 
-def launch(
-    trials: Sequence[Trial], *, on_tick: Callable[[], None], interrupt: Interrupt, run: RunTrial = run_trial
-) -> None:
-    """Run every trial in turn.
+def launch(trials: Sequence[Trial], *, interrupt: Interrupt, run: RunTrial = run_trial) -> None:
+    """Run every trial in turn; the live table has a thread of its own.
 
     Once an interrupt is requested, the current step ends, the trial is closed and so saved, and this returns.
 
     Args:
         trials: the trials.
-        on_tick: called after every step.
         interrupt: ends the launch once requested.
         run: runs one trial; replaced in tests.
     """
     for trial in trials:
         with closing(run(trial)) as steps:
             for _ in steps:
-                on_tick()
                 if interrupt.requested:
                     return
         if interrupt.requested:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stability.mechanisms import build
-from stability.models.precision import allow_tf32
+from stability.models.passes import allow_tf32
 from stability.registry import Registry
 from tests.cuda import DEVICE, here
 from tests.mechanisms.checks import build_seeded

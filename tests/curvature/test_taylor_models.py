@@ -13,7 +13,7 @@ from benchmarks._examples import drawn, format_of, objectives, outputs_of
 from stability.curvature import directional
 from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
-from stability.models.auxiliary import split_loss
+from stability.models.block import split_loss
 from stability.norms import build as build_norm
 from stability.objectives import Examples
 from stability.registry import Registry

@@ -34,7 +34,7 @@ def files_up_to(num_bytes):
 
 
 def work(trials):
-    launch(trials, on_tick=lambda: None, interrupt=Interrupt())
+    launch(trials, interrupt=Interrupt())
 
 
 def hidden(trial):

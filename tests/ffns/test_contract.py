@@ -76,7 +76,7 @@ def test_its_hidden_layer_is_dropped_where_the_model_says_and_in_training_alone(
     for place in ("all", "maps"):
         size = spec.model.model_copy(update={"dropout": 0.25, "dropout_at": place})
         ffn: Any = build_model(spec.model_copy(update={"model": size}), 8).blocks[1].ffn
-        shares[place] = ffn.hidden_dropout
+        shares[place] = ffn.dropped.p
     assert shares == {"all": 0.0, "maps": 0.25}
     reached, x_BND = [], torch.randn(4, 50, 16)
     last_maps(ffn)[0].register_forward_pre_hook(lambda _, args: reached.append(args[0]))

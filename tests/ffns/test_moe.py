@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective
 from stability.ffns import build
 from stability.ffns.moe import MixtureOfExperts
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
 from stability.optimizers import kinds
 from tests.mechanisms.checks import check_second_derivatives
 from tests.reading import read_spec

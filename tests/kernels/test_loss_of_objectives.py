@@ -8,7 +8,7 @@ import torch
 from stability.build import build_model, build_objective
 from stability.config.parse import parse_run
 from stability.curvature import directional
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
 from stability.objectives import Examples
 from stability.runs.directory import read_jsonl
 from tests.kernels.interpreted import interpreter_is_prepared_once  # noqa: F401, a fixture of every test here

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from stability.build import build_model
 from stability.config.parts import validate_settings
 from stability.curvature import NoSecondDerivative, directional
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
 from stability.residuals import build
 from tests.kernels.interpreted import interpreter_is_prepared_once
 from tests.kernels.streams_reference import assert_each_close

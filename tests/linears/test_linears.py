@@ -18,7 +18,7 @@ from stability.curvature import directional
 from stability.ffns import build as build_ffn
 from stability.linears import replace_linears
 from stability.mechanisms import build as build_mechanism
-from stability.models.auxiliary import split_loss
+from stability.models.block import split_loss
 from stability.registry import Registry
 from tests.changes import other_values, settings_of_family
 from tests.identity.golden_ids import BASE

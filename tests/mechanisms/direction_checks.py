@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stability.models.auxiliary import split_loss
+from stability.models.block import split_loss
 
 LETTERS, NUM_POSITIONS, SEQUENCES = 8, 16, 16
 STEPS, LEARNING_RATE = 150, 1e-2

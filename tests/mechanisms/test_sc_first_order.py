@@ -8,7 +8,7 @@ from torch.autograd.function import BackwardCFunction
 
 from stability.curvature._graph import graph_nodes
 from stability.mechanisms import build
-from stability.models.first_order import differentiated_once
+from stability.models.passes import differentiated_once
 from stability.training import step
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.build import build_model
-from stability.training.draws import in_mode
+from stability.models.passes import in_mode
 from tests.conftest import TINY
 
 SHARE = 0.25

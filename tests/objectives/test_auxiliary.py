@@ -22,7 +22,7 @@ from stability.curvature.taylor import missing_rule
 from stability.mechanisms import AbstractMechanism, WithLoss
 from stability.mechanisms.two_way import TwoWay
 from stability.models.block import Block
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import add_plugin

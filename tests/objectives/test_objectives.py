@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from stability.config.parts import validate_settings
 from stability.objectives import Examples, weighted_cross_entropy
-from stability.objectives._mask_rates import mask_rates, random_mask
+from stability.objectives._examples import mask_rates, random_mask
 from stability.objectives.ar import Autoregressive
 from stability.objectives.mlm import MaskedLanguageModel
 

@@ -16,13 +16,13 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.parse import parse_run
 from stability.corpora.cache import load
 from stability.curvature import directional
-from stability.objectives._chunks import z_loss_sum
+from stability.objectives import training_examples
+from stability.objectives._examples import z_loss_sum
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import Registry
 from stability.runs.directory import read_jsonl
 from stability.training.checkpoint import load as load_checkpoint
-from stability.training.draws import training_examples
 from tests.identity.golden_ids import BASE
 from tests.objectives.subjects import subject
 

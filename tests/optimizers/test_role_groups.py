@@ -110,7 +110,7 @@ def test_the_trainers_steps_scale_the_schedules_rate(lab):
 
 
 def examples_of(replica: Replica, step: int) -> Any:
-    from stability.training.draws import training_examples
+    from stability.objectives import training_examples
 
     spec = replica.spec
     return training_examples(

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.models.passes import generator_for
 from stability.objectives import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
 from stability.probes.generation import samples as stored
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
@@ -19,7 +20,6 @@ from stability.runs.directory import read_json
 from stability.runs.schema import GENERATION_COLUMNS
 from stability.runs.words import ShareWords, Words
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 
 
 class WalkSource:

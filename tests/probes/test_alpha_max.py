@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from stability.config.curvature import CurvatureSpec
 from stability.corpora.cache import load
+from stability.models.passes import generator_for
 from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint
 from stability.runs.directory import read_jsonl
 from stability.runs.schema import CURVATURE_COLUMNS
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from tests.within import assert_within
 
 SHORT = CurvatureSpec(warmup_batches=3, warmup_steps=2, recorded_steps=4)

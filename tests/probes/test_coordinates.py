@@ -13,6 +13,7 @@ from analysis.sections.coordinates import kinds
 from stability import build
 from stability.cli.coordinates import WHAT, list_models, read_recipe
 from stability.cli.words import Invocation
+from stability.models.passes import generator_for
 from stability.objectives import Examples
 from stability.parametrizations.complete_p import CompleteP
 from stability.parametrizations.mup import Mup
@@ -21,7 +22,6 @@ from stability.probes.layers.attention import attention_logits
 from stability.probes.layers.coordinates import Coordinates, tensor_classes
 from stability.runs.results import graph_frame
 from stability.runs.study import StudyFolder
-from stability.training.draws import generator_for
 
 SMALL = ["model.positions=32", "seeds=2"]
 WIDTHS = ["model.width=[32,64,128]", "model.ffn_multiple=2", "steps=4", "lr=2e-2"]  # larger rates show faults sooner

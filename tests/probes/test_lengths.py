@@ -11,13 +11,13 @@ import torch
 from stability.build import build_objective
 from stability.config.base import validate
 from stability.config.entries import ProbeSpec
+from stability.models.passes import generator_for
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.nll import measure_lengths
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from stability.training.evaluate import VALIDATION_SEED
 from tests.conftest import Lab
 from tests.objectives.test_recall import recall_spec

@@ -12,6 +12,7 @@ import torch
 from stability.build import build_model, build_objective
 from stability.config.base import validate
 from stability.config.entries import ProbeSpec
+from stability.models.passes import generator_for
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.nll import mirror_numbers
@@ -19,7 +20,6 @@ from stability.runs.directory import read_jsonl
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from stability.training.evaluate import VALIDATION_SEED
 from tests.conftest import Lab
 from tests.objectives.test_recall import recall_spec

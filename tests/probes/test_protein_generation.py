@@ -15,6 +15,7 @@ from stability.build import build_model
 from stability.corpora.proteins.alphabets import LETTERS
 from stability.generate import main
 from stability.models import BOS, EOS, MASK
+from stability.models.passes import generator_for
 from stability.models.tracks import TrackInputs
 from stability.plan.runs import read_spec
 from stability.probes.checkpoints import corpus_of
@@ -30,7 +31,6 @@ from stability.probes.generation.protein_source import ProteinSource
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from tests.probes.proteins import POSITIONS, ProteinLab, forget, generate_spec, sample
 
 

@@ -14,6 +14,7 @@ from stability.corpora.proteins.alphabets import encode
 from stability.corpora.proteins.batch import batch_of
 from stability.generate import main
 from stability.models import MASK
+from stability.models.passes import generator_for
 from stability.models.tracks import TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
 from stability.probes.checkpoints import corpus_of
@@ -24,7 +25,6 @@ from stability.runs.results import collect
 from stability.runs.schema import COLLECTED_GENERATION_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from tests.conftest import Lab
 from tests.probes.proteins import ProteinLab, forget, generate_spec, sample
 

@@ -18,14 +18,13 @@ from stability.curvature.taylor import missing_rule
 from stability.mechanisms import AbstractMechanism, WithLoss
 from stability.mechanisms.sa import SoftmaxAttention
 from stability.models.block import Block
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in, dropping
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.measuring import layer_inputs
 from stability.probes.layers.observing import list_observable
 from stability.probes.layers.training_free import record_passes
 from stability.registry import Registry
 from stability.residuals import build
-from stability.training.draws import dropping
 from stability.training.weights import Weights
 from sweeps.costs import _count_mixing
 from tests.conftest import Lab

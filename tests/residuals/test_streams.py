@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from stability.config.parts import Part, some_parts, validate_settings
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
 from stability.residuals import build
 from stability.residuals._streams import sinkhorn
 from stability.residuals.mhc_lite import permutation_matrices, permutations

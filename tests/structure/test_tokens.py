@@ -18,10 +18,10 @@ from stability.config.run import RunSpec
 from stability.corpora.cache import load
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.corpora.proteins.split import corpus_of
+from stability.objectives import training_examples
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.structure.tokenizer import load_tokenizer
-from stability.training.draws import training_examples
 from stability.training.evaluate import Validation
 from stability.training.run import train
 from tests.conftest import TINY

@@ -12,7 +12,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan, _note_short_validation, name_kind
-from stability.training.machine import peak_memory_mb
+from stability.training.devices import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import find_remaining

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import closing
 
 import pytest
 
@@ -11,27 +12,39 @@ from sweeps.launchers import serial as serial_launcher
 from tests.sweeps import fakes
 
 
-def launch(trials, on_tick=lambda: None, run=fakes.run_fake):
+def launch(trials, run=fakes.run_fake):
     with Interrupt() as interrupt:
-        serial_launcher.launch(trials, on_tick=on_tick, interrupt=interrupt, run=run)
+        serial_launcher.launch(trials, interrupt=interrupt, run=run)
     return interrupt
 
 
-def signal_at(tick, number=signal.SIGINT):
-    """An ``on_tick`` that sends this process a signal at the given tick."""
-    ticks = iter(range(1, 10_000))
-    return lambda: os.kill(os.getpid(), number) if next(ticks) == tick else None
+def with_each_step(act):
+    """`fakes.run_fake` with a call after every step."""
+
+    def run(trial):
+        with closing(fakes.run_fake(trial)) as steps:
+            for _ in steps:
+                act()
+                yield
+
+    return run
+
+
+def signal_at(step, number=signal.SIGINT):
+    """A run that sends this process a signal after the given step, counted over all trials."""
+    steps = iter(range(1, 10_000))
+    return with_each_step(lambda: os.kill(os.getpid(), number) if next(steps) == step else None)
 
 
 def states(trials):
     return [trial.directory.status()["state"] for trial in trials]
 
 
-def test_trials_run_in_order_with_a_tick_after_every_step(tmp_path):
-    trials, ticks = [fakes.make_trial(tmp_path, index) for index in range(3)], []
-    launch(trials, on_tick=lambda: ticks.append([state == "stable" for state in states(trials)].count(True)))
+def test_trials_run_one_after_another(tmp_path):
+    trials, ended = [fakes.make_trial(tmp_path, index) for index in range(3)], []
+    launch(trials, with_each_step(lambda: ended.append(states(trials).count("stable"))))
     assert states(trials) == ["stable"] * 3
-    assert ticks == [0] * 4 + [1] * 4 + [2] * 4
+    assert ended == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_a_failed_trial_does_not_stop_the_others(tmp_path):
@@ -44,7 +57,7 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path):
 def test_an_interrupt_ends_after_the_step_and_the_trial_resumes(tmp_path, number):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
     before = signal.getsignal(number)
-    interrupt = launch(trials, on_tick=signal_at(6, number))
+    interrupt = launch(trials, run=signal_at(6, number))
     assert interrupt.requested
     assert signal.getsignal(number) is before
     assert states(trials) == ["stable", "interrupted", "queued"]
@@ -56,7 +69,7 @@ def test_an_interrupt_ends_after_the_step_and_the_trial_resumes(tmp_path, number
 
 def test_an_interrupt_at_the_last_step_of_a_trial_starts_no_other(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(2)]
-    launch(trials, on_tick=signal_at(4))
+    launch(trials, run=signal_at(4))
     assert states(trials)[1] == "queued"
 
 

@@ -18,8 +18,8 @@ from kernels.roofline import H100
 from stability.build import build_model, build_objective
 from stability.corpora.cache import prepare_for_plan
 from stability.mechanisms._edge_weights import precision_on
-from stability.models.precision import computing_in, in_float32, rounds_products
-from stability.objectives._vocabulary import _autocast
+from stability.models.passes import computing_in, in_float32, rounds_products
+from stability.objectives import _autocast
 from sweeps import traced
 from sweeps.estimated import GPUS, estimate_step
 from sweeps.traced import POLICIES, EmulatedAutocast, FusedAttention, trace

@@ -11,9 +11,9 @@ import torch
 from stability.build import build_model
 from stability.corpora.cache import load
 from stability.models.backbone import block_of
+from stability.objectives import training_examples
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
-from stability.training.draws import training_examples
 from tests.training.test_compile import trained
 from tests.training.test_loop import final_weights, same
 

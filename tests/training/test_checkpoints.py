@@ -6,8 +6,7 @@ import pytest
 
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
-from stability.training.checkpoints import Keeper
-from stability.training.step import Replica
+from stability.training.step import Keeper, Replica
 
 
 def names(directory) -> list[int]:

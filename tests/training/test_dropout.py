@@ -10,9 +10,10 @@ import torch
 
 from stability.build import build_model
 from stability.config.identity import run_id
+from stability.models.passes import dropping
+from stability.objectives import training_examples
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
-from stability.training.draws import dropping, training_examples
 from stability.training.run import train
 from tests.conftest import TINY
 

@@ -12,12 +12,12 @@ from stability.config.curvature import CurvatureSpec
 from stability.curvature import top_eigenvalue
 from stability.curvature.lanczos import Operator
 from stability.curvature.spectrum import compute_largest
+from stability.objectives import training_examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
-from stability.training.activations import Edge
-from stability.training.draws import training_examples
+from stability.training.signals import Edge
 from tests.sweeps.real import make_sweep
 from tests.training.test_compile import trained
 from tests.training.test_loop import final_weights, same
@@ -98,7 +98,7 @@ def test_the_warm_started_iteration_is_lanczos_to_a_hundredth(parts):
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8)).double()
     params = dict(net.named_parameters())
     x, y = torch.randn(32, 8, dtype=torch.float64), torch.randn(32, 8, dtype=torch.float64)
-    optimizer, edge = torch.optim.AdamW(net.parameters(), lr=3e-3), Edge(1)
+    optimizer, edge = torch.optim.AdamW(net.parameters(), lr=3e-3), Edge()
 
     def loss(at, part):
         out = torch.func.functional_call(net, at, (x[part],))
@@ -161,7 +161,7 @@ def test_a_quadratic_driven_by_adam_grows_where_the_ratio_crosses_1(beta1):
         "exp_avg": torch.zeros(3, dtype=torch.float64),
         "exp_avg_sq": torch.full((3,), square, dtype=torch.float64),
     }
-    edge, sizes, ratios = Edge(1), [], []
+    edge, sizes, ratios = Edge(), [], []
     shape = torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64)
     edge_of_adam = math.sqrt(square) * (2 + 2 * beta1) / (1 - beta1) / lr
     for round_ in range(-4, 5):

@@ -7,10 +7,10 @@ import torch
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
+from stability.objectives import training_examples
 from stability.runs.directory import read_jsonl
 from stability.runs.log import Sinks
 from stability.training import run
-from stability.training.draws import training_examples
 from stability.training.step import Replica
 
 

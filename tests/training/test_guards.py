@@ -9,9 +9,9 @@ import torch
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
+from stability.objectives import training_examples
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint, run
-from stability.training.draws import training_examples
 from stability.training.step import Replica
 from tests.within import assert_within
 

@@ -14,13 +14,13 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.corpora.cache import load
 from stability.curvature import directional
-from stability.models.precision import computing_in
+from stability.models.passes import computing_in
+from stability.objectives import training_examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import Registry
 from stability.residuals import build
 from stability.runs.directory import read_jsonl
-from stability.training.draws import training_examples
 from tests.reading import read_spec
 from tests.residuals.test_contract import shake
 from tests.training.test_loop import final_weights, same

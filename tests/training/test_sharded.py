@@ -15,11 +15,11 @@ import torch
 from stability import registry
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
+from stability.objectives import training_examples
 from stability.optimizers import use_averages
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
 from stability.training.devices.sharded import ShardedDevices
-from stability.training.draws import training_examples
 from stability.training.run import Trainer, train
 from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab

@@ -13,11 +13,12 @@ from stability.build import build_objective
 from stability.config.curvature import CurvatureSpec
 from stability.corpora.cache import load
 from stability.curvature import alpha_max
+from stability.models.passes import dropping, generator_for
+from stability.objectives import training_examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import RunDirectory
 from stability.training import checkpoint
-from stability.training.draws import dropping, generator_for, training_examples
 from stability.training.run import train
 from stability.training.step import Replica
 from tests.conftest import Lab

@@ -10,7 +10,7 @@ import torch
 
 from stability.runs.directory import read_jsonl
 from stability.training import run
-from stability.training.machine import EVERY_S, Telemetry
+from stability.training.devices import EVERY_S, Telemetry
 
 CUDA = torch.device("cuda", 0)
 UUID = "8f2c3d1e-0000-1111-2222-333344445555"

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from stability.config.training import ScheduleSpec, VerdictSpec, lr_factor
+from stability.config.training import ScheduleSpec, VerdictSpec
+from stability.optimizers import lr_factor
 from stability.runs.verdict import SpikeWatch, judge
 
 

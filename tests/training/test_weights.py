@@ -15,11 +15,11 @@ from stability.build import build_model, build_objective, shapes
 from stability.config.identity import run_id
 from stability.config.training import WeightsSpec
 from stability.corpora.cache import load
+from stability.objectives import training_examples
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.draws import training_examples
 from stability.training.run import train
 from stability.training.step import Replica
 from stability.training.weights import Weights

@@ -19,7 +19,6 @@ from torch import Tensor
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.disk import sha256, sha256_and_counts
-from stability.corpora.tokens import windows as starts_of_windows
 from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, load_augmentation
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.runs.directory import fsync
@@ -151,7 +150,7 @@ class Corpus(AbstractCorpus):
         """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
-            if starts_of_windows.capacity(len(tokens), borders, positions + more) < 2:
+            if count_windows(len(tokens), borders, positions + more) < 2:
                 stretches = "" if borders is None else f" in stretches of at most {int(np.diff(borders).max()):,}"
                 windows = (
                     f"two windows{f' of {positions + more:,}' if more else ''}"
@@ -165,17 +164,14 @@ class Corpus(AbstractCorpus):
 
     def _shorter(self, more: int) -> str:
         """Return advice with the most positions accepted by `require`; "" if below any model's."""
-        most = (
-            min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS))
-            - more
-        )
+        most = min(longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS)) - more
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def describe(self, positions: int) -> str:
         """Return the description with the share of stretches shorter than ``positions`` tokens."""
         if self.train_borders is None or self.val_borders is None:
             return self.description
-        found = [starts_of_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
+        found = [too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
         num, num_tokens = (sum(column) for column in zip(*found, strict=True))
         share = 100 * num_tokens / (len(self.train_tokens) + len(self.val_tokens))
         return self.description + (
@@ -208,12 +204,12 @@ class Corpus(AbstractCorpus):
             ValueError: the split is unknown or has no window.
         """
         tokens, borders = self._select_side(split, positions)
-        starts = starts_of_windows.draw_starts(len(tokens), borders, positions, num, generator)
+        starts = draw_starts(len(tokens), borders, positions, num, generator)
         windows = _gather(tokens, starts, positions)
         if self.augmentation is None or split != "train":
             return windows
         assert borders is not None
-        stretch_B = starts_of_windows.stretches(borders, starts)
+        stretch_B = stretches_of(borders, starts)
         return self.augmentation.augmented(windows, self.vocabulary, stretch_B, generator)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
@@ -230,7 +226,7 @@ class Corpus(AbstractCorpus):
             ValueError: as `batch`.
         """
         tokens, borders = self._select_side(split, positions)
-        return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
+        return _gather(tokens, spread_starts(len(tokens), borders, positions, num), positions)
 
     def advise_more(self, num: int, asked: int, positions: int) -> str:
         """Return the number of documents that gives ``asked`` held-out windows.
@@ -275,7 +271,7 @@ class Corpus(AbstractCorpus):
         if split not in SPLITS:
             raise ValueError(f"no split '{split}'; choices: train, val")
         tokens, borders = self._side(split)
-        if not starts_of_windows.capacity(len(tokens), borders, positions):
+        if not count_windows(len(tokens), borders, positions):
             raise ValueError(
                 f"data: the split '{split}' has {len(tokens):,} tokens; one window of {positions} does not fit"
             )
@@ -393,3 +389,85 @@ def log_frequencies(tokens: np.ndarray, vocab_size: int) -> Tensor:
     for start in range(0, len(tokens), _AT_ONCE):
         counts += np.bincount(tokens[start : start + _AT_ONCE], minlength=vocab_size)
     return torch.from_numpy(np.log(counts / counts.sum()))
+
+
+# borders: int64, from 0 to the number of tokens; stretch i is borders[i]:borders[i + 1]
+
+
+def count_windows(num_tokens: int, borders: np.ndarray | None, positions: int) -> int:
+    """Return the number of windows that fit side by side.
+
+    Args:
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
+    """
+    return int((_lengths(num_tokens, borders) // positions).sum())
+
+
+def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
+    """Return the largest window length for which two windows fit.
+
+    Both may be in the longest stretch, or one in each of the two longest.
+    """
+    longest = np.sort(_lengths(num_tokens, borders))[::-1]
+    return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
+
+
+def draw_starts(
+    num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator
+) -> np.ndarray:
+    """Draw random starts, equally likely among windows inside a stretch.
+
+    At least one window must fit.
+
+    Args:
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
+        num: number of starts.
+        generator: random generator.
+    """
+    starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
+    ends = np.cumsum(starts_of_stretch)
+    numbers = torch.randint(int(ends[-1]), (num,), generator=generator, device=generator.device).cpu().numpy()
+    if borders is None:
+        return numbers
+    stretches = np.searchsorted(ends, numbers, side="right")
+    return borders[stretches] + numbers - (ends - starts_of_stretch)[stretches]
+
+
+def stretches_of(borders: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the index of each start's stretch."""
+    return np.searchsorted(borders, starts, side="right") - 1
+
+
+def spread_starts(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:
+    """Return starts of non-overlapping windows, evenly spaced from first to last.
+
+    Args:
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
+        at_most: largest number of starts.
+    """
+    count = min(at_most, count_windows(num_tokens, borders, positions))
+    steps, last = np.arange(count), max(count - 1, 1)
+    if borders is None:
+        return steps * (num_tokens - positions) // last
+    fitting = np.diff(borders) // positions  # side by side in each stretch
+    ends = np.cumsum(fitting)
+    numbers = steps * (int(ends[-1]) - 1) // last
+    stretches = np.searchsorted(ends, numbers, side="right")
+    return borders[stretches] + (numbers - (ends - fitting)[stretches]) * positions
+
+
+def too_short(borders: np.ndarray, positions: int) -> tuple[int, int]:
+    """Return (number of stretches shorter than a window, their tokens)."""
+    lengths = np.diff(borders)
+    short = lengths < positions
+    return int(short.sum()), int(lengths[short].sum())
+
+
+def _lengths(num_tokens: int, borders: np.ndarray | None) -> np.ndarray:
+    return np.array([num_tokens], dtype=np.int64) if borders is None else np.diff(borders)

@@ -1,7 +1,7 @@
 """Apply the protocol of 5.2.1 to a checkpoint: its model, optimizer and data.
 
 With dropout (`model.dropout`), u is the real training step, from a gradient with dropout. The loss along u has no
-dropout, as in validation. Auxiliary losses of model parts (`stability.models.auxiliary`) are included.
+dropout, as in validation. Auxiliary losses of model parts (`stability.models.block`) are included.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.settled import use_reference
-from stability.config.training import Precision, lr_factor
+from stability.config.training import Precision
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
 from stability.models.backbone import Backbone
-from stability.models.precision import computing_in
-from stability.objectives import Examples
+from stability.models.passes import computing_in, dropping, drops
+from stability.objectives import Examples, training_examples
+from stability.optimizers import lr_factor
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.training.checkpoint import MOVING
-from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
 
 

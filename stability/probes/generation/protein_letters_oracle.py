@@ -18,12 +18,12 @@ from stability.build import resolve_device
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.corpora.proteins.alphabets import LETTERS
+from stability.models.passes import generator_for
 from stability.objectives import mask_rates, random_mask
 from stability.probes.generation.protein_source import ProteinSample
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Oracle, load_causal, sha256_of_weights
 from stability.probes.pretrained.loading import is_masked, load_masked_model, load_tokenizer
-from stability.training.draws import generator_for
 
 SEED = 0  # for the masks, as in validation
 ENDS = 2  # positions of the tokens around a protein

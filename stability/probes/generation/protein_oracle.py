@@ -24,6 +24,7 @@ from stability.corpora.proteins.alphabets import encode
 from stability.corpora.proteins.batch import ProteinBatch
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.models import PAD
+from stability.models.passes import generator_for
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.protein_letters_oracle import forget as forget_letters
 from stability.probes.generation.protein_letters_oracle import load_letters_oracle
@@ -31,7 +32,6 @@ from stability.probes.generation.protein_source import ProteinSample, read_held_
 from stability.probes.generation.text_oracle import forget as forget_text
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 
 SEED = 0  # for the masks, as in validation
 WORDS = ("domains", "descriptions", "orthologs")  # contexts with token numbers from the data's own lists

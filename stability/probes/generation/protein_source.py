@@ -19,9 +19,9 @@ from stability.corpora.proteins.alphabets import decode
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.models import MASK
+from stability.models.passes import generator_for
 from stability.objectives.multitrack import FIRST, with_contexts
 from stability.probes.generation.samplers import Draws, unmask_tracks
-from stability.training.draws import generator_for
 
 
 class ProteinSample(NamedTuple):

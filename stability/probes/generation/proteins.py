@@ -25,6 +25,7 @@ from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.objectives.multitrack import SOURCES
 from stability.probes.generation import protein_oracle
 from stability.probes.generation import samples as stored_samples
+from stability.probes.generation.kinds import Kind
 from stability.probes.generation.protein_oracle import ScoresProteins
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.runs.directory import RunDirectory, read_json, read_jsonl, replace_folder, write_atomically
@@ -36,8 +37,8 @@ from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
 LETTERS = "the letters as FASTA"
 
 
-class ProteinKind:
-    """Proteins as a kind of samples (`stability.probes.generation.kinds.Kind`)."""
+class ProteinKind(Kind):
+    """Proteins as a kind of samples."""
 
     columns: Sequence[str] = (*GENERATION_COLUMNS, *(f"nll_{name}" for name in SOURCES), "contexts", "oracle_draws")
 

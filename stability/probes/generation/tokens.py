@@ -15,15 +15,16 @@ from stability.config.generation import GenerationSpec
 from stability.config.parts import num_context_of
 from stability.config.run import RunSpec
 from stability.corpora.tokens.corpus import Corpus
+from stability.models.passes import generator_for
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation import text_oracle as oracles
+from stability.probes.generation.kinds import Kind
 from stability.probes.generation.samplers import Draws, reverse_diffusion, sample_left_to_right, unmask
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Oracle
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.schema import GENERATION_COLUMNS
-from stability.training.draws import generator_for
 
 
 class Source:
@@ -111,8 +112,8 @@ class Source:
         return scores
 
 
-class TokenKind:
-    """Tokens as a kind of samples (`stability.probes.generation.kinds.Kind`)."""
+class TokenKind(Kind):
+    """Tokens as a kind of samples."""
 
     columns: Sequence[str] = GENERATION_COLUMNS
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.mechanisms import AbstractSoftmaxAttention
-from stability.models.precision import in_float32
+from stability.models.passes import in_float32
 
 CELLS = 1 << 20  # logits in memory at once, unless one sequence has more
 Seen = tuple[Tensor, Tensor | None]  # output of a layer's ``qkv``, and its mask

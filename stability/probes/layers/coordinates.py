@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective, build_optimizer, shapes
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.models.auxiliary import split_loss
 from stability.models.backbone import Backbone
-from stability.models.block import CrossBranch
+from stability.models.block import CrossBranch, split_loss
 from stability.models.init import without_memory
+from stability.models.passes import in_mode
 from stability.models.scaling import find_sizes
-from stability.objectives import Examples
+from stability.objectives import Examples, training_examples
 from stability.probes.layers.attention import attention_logits
-from stability.training.draws import in_mode, training_examples
 from stability.training.machine import prepare_torch
 
 BATCH_SEED = 0  # every model trains on the same batch

@@ -21,6 +21,7 @@ from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
 from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractSoftmaxAttention
 from stability.models.backbone import Backbone
+from stability.models.passes import generator_for
 from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.attention import discrepancies, qk_singular_values
@@ -35,7 +36,6 @@ from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, list_phases, phases
 from stability.runs.schema import PROBE_COLUMNS
 from stability.training import checkpoint
-from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 
 # by `what`; columns: `PROBE_COLUMNS`

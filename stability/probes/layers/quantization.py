@@ -16,9 +16,9 @@ from stability.build import build_objective
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.models.auxiliary import WithLoss
 from stability.models.backbone import Backbone
-from stability.models.precision import computing_in
+from stability.models.block import WithLoss
+from stability.models.passes import computing_in
 from stability.models.rounding import find_matrices, is_within_branch, round_matrix
 from stability.objectives import Examples
 from stability.probes.checkpoints import place_model

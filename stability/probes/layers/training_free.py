@@ -21,10 +21,10 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.mechanisms import AbstractTrainingFree, MixerShape, Variant
 from stability.models.backbone import Backbone
+from stability.models.passes import generator_for
 from stability.objectives import AbstractObjective, Examples
 from stability.probes.layers.observing import firsts
 from stability.registry import Registry
-from stability.training.draws import generator_for
 
 Rows = list[dict[str, Any]]
 

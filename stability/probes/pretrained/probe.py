@@ -16,11 +16,11 @@ from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
 from stability.config.entries import HessianSpec
 from stability.curvature import NOT_DEFINED
+from stability.models.passes import generator_for
 from stability.objectives import Examples
 from stability.probes.curvature.descent import Descent
 from stability.probes.pretrained.loading import load_model, tokenise
 from stability.registry import Registry
-from stability.training.draws import generator_for
 
 BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # defaults; 1.0 as in the paper and the Trainer
 COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "rel_error", "loss_before", "loss_after")

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.models.precision import computing_in
-from stability.objectives import Examples
+from stability.models.passes import computing_in, dropping
+from stability.objectives import Examples, training_examples
 from stability.training.devices import Add, OneDevice, Sums, add_sums
 from stability.training.devices.processes import Helpers
-from stability.training.draws import dropping, training_examples
 from stability.training.machine import compile_model, prepare_torch
 
 

@@ -42,6 +42,13 @@ class Asha(FIFOScheduler):
         pass  # all runs entered at the start
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: Mapping[str, Any]) -> str:
+        """Decide at a rung whether a run goes on.
+
+        Args:
+            tune_controller: unused.
+            trial: Tune's trial of the run.
+            result: the row that it reported.
+        """
         run_id, step, nll = trial.config[RUN]["id"], result.get("step"), result.get("val_nll")
         if result.get("done"):
             self._count_divergence(run_id, self._trials[run_id].directory.status())

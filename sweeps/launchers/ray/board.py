@@ -131,9 +131,25 @@ class Board(tune.Callback):
             self._fail(_run_id(trial), _last_line(result[ACCOUNT]), result[ACCOUNT])
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Decide on a run whose worker was lost, if Tune replaces it.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials, unused.
+            trial: the trial of the worker.
+            **info: unused.
+        """
         self._handle_loss(trial)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Decide on a run whose worker was lost, if Tune does not replace it.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials, unused.
+            trial: the trial of the worker.
+            **info: unused.
+        """
         self._handle_loss(trial)
 
     def _handle_loss(self, trial: TuneTrial) -> None:
@@ -143,7 +159,8 @@ class Board(tune.Callback):
         hands it out again. A node without access to the runs' folder is left out. If workers cannot start at all, the
         sweep ends: every run would fail.
         """
-        run_id, account = _run_id(trial), _account(trial)
+        run_id = _run_id(trial)
+        account = Path(trial.error_file).read_text() if trial.error_file else "Ray gave no reason\n"
         last = account.rpartition(FAILURE)[2]
         if BLIND in last:
             trial.max_failures += 1  # the node's fault does not count as a failure of the run
@@ -214,11 +231,6 @@ _ON_ANOTHER = {"node": "on another", "worker process": "in another"}
 
 def _run_id(trial: TuneTrial) -> str:
     return trial.config[RUN]["id"]
-
-
-def _account(trial: TuneTrial) -> str:
-    """Return Ray's text on a Tune trial's failures, the latest last."""
-    return Path(trial.error_file).read_text() if trial.error_file else "Ray gave no reason\n"
 
 
 def _reason(what: str, times: int) -> str:

@@ -1,12 +1,14 @@
-"""Statistics of one training step from within: activations, attention, logits, Adam's second moment and curvature.
+"""Signals of one training step: the rows of ``gradients.jsonl``, ``activations.jsonl`` and ``edge.jsonl``.
 
-The curvature, for ``edge.jsonl``, is that of the step's own batch at the parameters before it. For the others, one
-forward pass without gradients on a quarter of the step's first microbatch, with random draws seeded by the step, so
-that nothing of the run changes. Padding, invisible pairs and positions of weight 0 are in no number.
+The first are norms per block of parameters. The last are the curvature of the step's own batch at the parameters before
+it. For activations, attention, logits and Adam's second moment, one forward pass without gradients on a quarter of the
+step's first microbatch, with random draws seeded by the step, so that nothing of the run changes. Padding, invisible
+pairs and positions of weight 0 are in no number.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,10 +21,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from stability.config.run import RunSpec
-from stability.models.backbone import Backbone
+from stability.models.backbone import Backbone, block_of
 from stability.models.block import Block
 from stability.objectives import Examples
-from stability.training.gradients import BlockStatistics, finite_or_none
 
 DEAD, SATURATED = 1e-3, 1e-2  # derivatives below them: of a smooth activation, of a sigmoid
 TINY = 10.0  # in ε: a root of the second moment below it hardly scales its entry's step
@@ -33,6 +34,85 @@ MOMENTS = ("adamw", "radam", "cautious_adamw", "lamb", "stable_adamw")
 # a mixer's map whose output goes through a sigmoid, by the mixer's file; mamba's Δ = softplus(x) decays a state of
 # A = −1 by e^(−Δ) = σ(−x)
 GATES = {"gla": "forget", "fox": "forget", "hgrn2": "forget", "gated_softmax": "gate", "mamba": "dt_proj"}
+
+
+class BlockStatistics:
+    """Norms of gradient and step per block of parameters (`block_of`).
+
+    Args:
+        model: its parameters form the blocks.
+        norms: joint norms of groups of tensors (`Devices.norms`).
+
+    Attributes:
+        indices: indices of each block's parameters, by block.
+    """
+
+    def __init__(self, model: nn.Module, norms: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Tensor]):
+        self._norms = norms
+        self.indices: dict[str, list[int]] = {}
+        for index, (name, _) in enumerate(model.named_parameters()):
+            self.indices.setdefault(block_of(name), []).append(index)
+
+    def norms(self, tensors: list[Tensor]) -> dict[str, float]:
+        """Return the Euclidean norm of each block.
+
+        Args:
+            tensors: one per parameter, in the model's order.
+        """
+        return self._join(tensors, self.indices)
+
+    def norms_of_parts(self, parts: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+        """Return the joint Euclidean norm of each block's tensors, given by block."""
+        ends = itertools.accumulate(map(len, parts.values()), initial=0)
+        groups = {block: range(start, start + len(parts[block])) for block, start in zip(parts, ends, strict=False)}
+        return self._join([part for own in parts.values() for part in own], groups)
+
+    def _join(self, tensors: Sequence[Tensor], groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        return dict(zip(groups, self._norms(tensors, list(groups.values())).tolist(), strict=True))
+
+    def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
+        """Return the norms of the current gradients, before clipping.
+
+        A missing gradient counts as 0.
+        """
+        return self.norms(
+            [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
+        )
+
+    def rows(
+        self, step: int, gradient: dict[str, float], weights: dict[str, float], steps: dict[str, float]
+    ) -> list[dict[str, Any]]:
+        """Return one log row per block; None for a non-finite number or a quotient by 0.
+
+        ``grad_norm`` is the norm before clipping, ``grad_share`` its share of the whole gradient's squared norm (sum
+        1), ``update_ratio`` the norm of the step over that of the parameters.
+
+        Args:
+            step: number of the step.
+            gradient: `norms` of the gradient.
+            weights: `norms` of the parameters before the step.
+            steps: `norms` of the step.
+        """
+        total = math.fsum(norm**2 for norm in gradient.values())
+        return [
+            {
+                "step": step,
+                "block": block,
+                "grad_norm": finite_or_none(norm),
+                "grad_share": finite_or_none(_quotient(norm**2, total)),
+                "update_ratio": finite_or_none(_quotient(steps[block], weights[block])),
+            }
+            for block, norm in gradient.items()
+        ]
+
+
+def _quotient(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None if it is not finite."""
+    return value if math.isfinite(value) else None
 
 
 class Activated(NamedTuple):
@@ -57,12 +137,9 @@ class ActivationStatistics:
     """
 
     def __init__(self, spec: RunSpec, model: Backbone, blocks: BlockStatistics):
-        self._model, self._blocks, self._every = model, blocks, spec.log.activations
+        self._model, self._blocks = model, blocks
         self._chunk = getattr(spec.objective.settings, "loss_chunk", None)
         self._has_moments, self._clip_limit = spec.optimizer.name in MOMENTS, spec.clip_limit
-
-    def is_due(self, step: int) -> bool:
-        return self._every is not None and step % self._every == 0
 
     @torch.no_grad()
     def measure(self, examples: Examples) -> Found:
@@ -109,7 +186,8 @@ class ActivationStatistics:
         if len(hidden_RD):
             found["logit_max"] = torch.cat(largest).amax()
         # neither the scores of a noised sequence nor several vocabularies side by side have one Z
-        return found | ({"log_z": torch.cat(log_z).mean()} if _has_one_z(examples) else {})
+        has_one_z = examples.sigma_B is None and examples.targets_BN.ndim == 2
+        return found | ({"log_z": torch.cat(log_z).mean()} if has_one_z else {})
 
     @torch.no_grad()
     def describe_moments(self, optimizer: Optimizer, local: Callable[[Sequence[Tensor]], list[Tensor]]) -> Found:
@@ -194,10 +272,6 @@ def _join(tensors: list[Tensor]) -> Tensor:
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
-
-
-def _has_one_z(examples: Examples) -> bool:
-    return examples.sigma_B is None and examples.targets_BN.ndim == 2
 
 
 def _watch(block: Block, row: dict[str, Tensor], keep: Callable[[Activated], None]) -> Iterator[Any]:
@@ -298,19 +372,11 @@ class Edge:
     The sharpness is the largest Ritz value of the Krylov space of the last measurement's eigenvector, after at most
     `PRODUCTS` products: a power iteration that keeps all its vectors.
 
-    Args:
-        every: interval in steps; None: never.
-
     Attributes:
         start: last eigenvector (n,) in the preconditioned coordinates; part of a checkpoint.
     """
 
-    def __init__(self, every: int | None):
-        self._every = every
-        self.start: Tensor | None = None
-
-    def is_due(self, step: int) -> bool:
-        return self._every is not None and step % self._every == 0
+    start: Tensor | None = None
 
     def measure(
         self,

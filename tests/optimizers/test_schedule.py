@@ -10,7 +10,8 @@ import pytest
 from analysis.numbers.transfer import _recipe
 from analysis.study.wording import recipe
 from stability.config.identity import run_id
-from stability.config.training import ScheduleSpec, lr_factor
+from stability.config.training import ScheduleSpec
+from stability.optimizers import lr_factor
 from stability.registry import Registry
 from tests.reading import read_spec
 
