@@ -346,8 +346,9 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
         *(f"tables/together-the-studies-side-by-side.{suffix}" for suffix in ("csv", "md", "tex", "parquet")),
     }
     assert assembly.comparison([other]) == ()
-    said = assembly.joint_question([load(quick), other], "both")
-    assert said.startswith(question) and "? quick: " in title and "; synthetic: " in said
+    assert assembly.joint_question([load(quick), other], "both") == (  # both answers are too long for one title
+        "Which has the lowest NLL, and at which learning rate? quick: sc at 1e-2 (2.861); synthetic: gla at 1e-2 (1.900)"
+    )
     alone = study_of(tmp_path / "alone", {"sa": (2.2,)}, rates=RATES[:1])
     assert assembly.joint_question([load(quick), alone], "both") == (
         "Which has the lowest NLL, and at which learning rate? "

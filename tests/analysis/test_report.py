@@ -164,9 +164,7 @@ def test_several_studies_make_one_report_with_the_figures_of_each(tmp_path, draw
     alone = [len(pypdf.PdfReader(build(study, tmp_path / "alone")).pages) for study in studies]
     reader = pypdf.PdfReader(build_together(studies, "both", tmp_path))
     pages = [page.extract_text() for page in reader.pages]
-    title = " ".join(pages[0].split()).partition("first and second")[0]
-    assert title.startswith("How far can the learning rate be pushed ") and "? first: " in title and "second: " in title
-    assert "Learning-rate stability: both" in pages[0], "in the foot"
+    assert "Learning-rate stability: both" in pages[0]
     starts = [
         next(number for number, text in enumerate(pages[1:], 1) if text.lstrip().startswith(name))
         for name in ("first", "second")
