@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stability.build import build_model, build_optimizer
-from stability.config.training import lr_factor
-from stability.optimizers import build
+from stability.optimizers import build, lr_factor
 from stability.training import checkpoint
 from tests.conftest import Lab
 

@@ -14,8 +14,7 @@ from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import part
 from stability.config.search import read_number, replace_numbers
-from stability.config.training import lr_factor
-from stability.optimizers import roles, set_lr
+from stability.optimizers import lr_factor, roles, set_lr
 from stability.training import checkpoint
 from stability.training.step import Replica
 from tests.conftest import Lab
