@@ -72,7 +72,7 @@ def dropped_shares(model, tokens, more):
     handles = [
         module.register_forward_hook(watch(name))
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Dropout)
+        if isinstance(module, torch.nn.Dropout) and module.p > 0
     ]
     model(tokens, **more)
     for handle in handles:
