@@ -294,7 +294,8 @@ class Rows(torch.autograd.Function):
     """Λ with its rows' squared norms and their products with the edges' disagreement.
 
     Λ is the one large tensor of a layer on a CPU. Autograd writes each of its products into new memory; this function
-    and `Combination` write them into one tensor a head, which stays in the cache. The gradient by Λ must come from `Combination` alone, since it is overwritten.
+    and `Combination` write them into one tensor a head, which stays in the cache. The gradient
+    by Λ must come from `Combination` alone, since it is overwritten.
     """
 
     @staticmethod
