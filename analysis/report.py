@@ -68,8 +68,8 @@ def build_together(
         if joint := assembly.together(studies):
             parts.append((assembly.TOGETHER, join_words(study.name for study in studies), _typst([joint], folder)))
         first = _typst([assembly.comparison(studies)], folder)
-        names = join_words(study.name for study in studies)
         question = assembly.joint_question(studies, name)
+        names = "" if all(study.name in question for study in studies) else join_words(study.name for study in studies)
         return typeset.document(question, names, first + typeset.parts(parts), assembly.title(name))
 
     return _compile(text, Path(reports_dir) / f"{name}.pdf")

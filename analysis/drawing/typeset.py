@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stability.printable import visible
 
 ROWS_KEPT_TOGETHER = 16
-LONG_TITLE = 60  # characters; longer ones are set smaller
+SIZES = ((60, 19.0), (150, 15.0), (1_000_000, 12.5))  # a title's characters at most, and its size in points
 LONG_NAME = 11  # a table's word with more characters may break
 BREAKS = re.compile(r"[=,_]|(?<=[a-z])\.(?=[a-z])")  # break after one of these
 TERMS = {"α_max": "α#sub[max]", "λ_max": "λ#sub[max]", "λ_1": "λ#sub[1]", "log10": "log#sub[10]"}
@@ -242,7 +242,7 @@ def document(title: str, subtitle: str, body: str, running: str = "") -> str:
         body: typst source.
         running: title in the file's properties and in each page's foot; by default the title.
     """
-    size = 19 if len(title) <= LONG_TITLE else 15
+    size = next(points for most, points in SIZES if len(title) <= most)
     large = f'#[#set par(justify: false)\n#text(size: {size}pt, weight: "bold", hyphenate: false)[{prose(title)}]]'
     below = f"#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n" if subtitle else ""
     return PREAMBLE.replace("TITLE", literal(running or title)) + f"{large}\n\n{below}" + body
