@@ -96,11 +96,12 @@ def answer_setting(study: Study) -> str:
     values = {column.series: column.text for column in group.columns if column.series != base}
     if group.numeric or {base, *values} != set(study.series) or not 0 < len(values) <= MOST_VALUES:
         return ""
-    part, before = PARTS.get(group.part or group.setting, group.heading), value_text(group.base_value)
+    part, before = PARTS.get(group.part or group.setting), value_text(group.base_value)
     if len(values) == 1:
-        question = f"Does the {part} {next(iter(values.values()))} in place of {before}"
+        first = next(iter(values.values()))
+        question = f"Does {f'the {part} {first}' if part else f'{group.setting}={first}'} in place of {before}"
     else:
-        question = f"Does another {part} than {before}"
+        question = f"Does another {part or group.heading} than {before}"
     said = [
         _say_verdicts({values[name]: compared.get(name, {}).get(quantity) for name in values}, words)
         for quantity, words in ((BEST_NLL, ("lower", "higher")), (OWN, ("wider", "narrower")))

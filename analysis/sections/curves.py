@@ -83,6 +83,7 @@ def _drop_unreached(line: Frame) -> Frame:
     return line.assign(median=line["median"].where(np.isfinite(line["median"])))
 
 
+MANY_ROWS = 4  # of panels; these are lower, so that the figure by rate fits below
 EARLY_SHARE = 5  # the early panel shows the first fifth of the steps
 SERIES_PER_FIGURE, RATES_PER_ROW = 5, (3, 4)
 POINTS = 400  # drawn of a line
@@ -219,7 +220,8 @@ def _validation(rows: Frame, start: int, stop: int) -> Column:
 def _draw_by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Mapping[str, Spans]) -> Figure:
     """Draw an early and a late panel for each series, one line per rate."""
     colors = lr_colors(study.runs["lr"])
-    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
+    row = 1.3 if len(names) < MANY_ROWS else 1.05  # inches
+    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + row * len(names)), layout="constrained")
     share = "none" if compares_losses(study) else "col"
     axes = figure.subplots(len(names), 2, sharex="col", sharey=share, squeeze=False)
     for panels, name in zip(axes, names, strict=True):

@@ -108,6 +108,14 @@ def test_a_study_of_one_named_setting_has_its_own_question_and_answer(values, sa
     assert title(of_numbers).startswith("How far can the learning rate be pushed"), "a setting of numbers"
 
 
+def test_a_setting_of_a_mechanism_is_named_as_the_user_typed_it(tmp_path):
+    study = of_positions(tmp_path, {"hope": vee(1.8, 0.6)})
+    (ablation,) = study.study["ablations"]
+    of_sa = ablation | {"axis": "mechanism", "part": "sa", "setting": "qk_norm"}
+    said = title(replace(study, study=study.study | {"ablations": [of_sa]}))
+    assert said.startswith("Does qk_norm=hope in place of rope lower the NLL"), said
+
+
 def test_what_is_undecided_is_one_clause(tmp_path):
     nlls = {"sa": vee(2.0, 0.3), "sc": vee(2.0, 0.29), "sw": vee(2.0, 0.3), "mix": vee(2.0, 0.3)}
     scattered = study_of(tmp_path, nlls, rates=RATES, noise=(0.0, 0.1, 0.2))
