@@ -327,6 +327,17 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, to_lambda: Tensor, to_squares: Tensor, to_along: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients by activations, weight, bias and disagreement; None for the rank.
+
+        Args:
+            ctx: autograd's context.
+            to_lambda: gradient by Λ, overwritten.
+            to_squares: gradient by the squared norms.
+            to_along: gradient by the products with the disagreement.
+
+        Raises:
+            RuntimeError: a second derivative is taken.
+        """
         _refuse_second_order()
         hidden_HTXM, weight_HYX, lambda_HTYM, difference_HKM = ctx.saved_tensors
         to_hidden, to_weight = torch.empty_like(hidden_HTXM), torch.empty_like(weight_HYX)
@@ -356,7 +367,13 @@ class Combination(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, factor_HTRM: Tensor, lambda_HTRKM: Tensor) -> Tensor:
-        """Return the sum, (H, K, M)."""
+        """Return the sum, (H, K, M).
+
+        Args:
+            ctx: autograd's context.
+            factor_HTRM: a factor for each row of Λ.
+            lambda_HTRKM: Λ.
+        """
         ctx.save_for_backward(factor_HTRM, lambda_HTRKM)
         heads, *_, head_width, num = lambda_HTRKM.shape
         sum_HKM, product = factor_HTRM.new_empty(heads, head_width, num), torch.empty_like(lambda_HTRKM[0])
