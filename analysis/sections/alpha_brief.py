@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from analysis.numbers.step_shares import LAST, count_stable_steps, phases_and_st
 from analysis.numbers.windows import windows
 from analysis.sections.alpha_tables import alpha_row
 from analysis.study.load import Study
+from analysis.study.protocol import explain_undefined_states
 from analysis.words import lr_text, plural
 
 MOST_ROWS = 8
@@ -22,7 +24,7 @@ CAPTION = (
 
 
 def describe_at_best_rates(study: Study, phases: Sequence[str]) -> str:
-    """Return the table of `tabulate_at_best_rates` as text, and a line on what it leaves out.
+    """Return the table of `tabulate_at_best_rates` as text, and lines on what it leaves out.
 
     Args:
         study: the study.
@@ -37,6 +39,7 @@ def describe_at_best_rates(study: Study, phases: Sequence[str]) -> str:
     early = recorded_steps(study, LAST)["run_id"].nunique() if LAST in phases else 0
     if early:
         lines.append(f"{plural(early, 'run')} ended early: their last checkpoints are in tables=all")
+    lines += textwrap.wrap(explain_undefined_states(study), WIDTH)
     return "\n".join(lines)
 
 

@@ -126,8 +126,8 @@ def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
     ]
     head = list(consensus.header)
     first = dict(zip(head, consensus.rows[0], strict=True))
-    assert first["λ_max"].text == "2.0e1" and first["λ_max"].detail.endswith("n=3")
-    assert first["1/(2λ_max)"].text == "2.5e-2" and first["1−2ηλ ≥ 0"].text == "50 %"
+    assert first["λ_max"].text == "20" and first["λ_max"].detail.endswith("n=3")
+    assert first["1/(2λ_max)"].text == "0.025" and first["1−2ηλ ≥ 0"].text == "50 %"
     assert first["energy"].text == "25 %" and first["variance"].text == "20 %"
     assert dict(zip(attention.header, attention.rows[0], strict=True))["second |λ|"].text == "0.2500"
     assert "η = 0.1 (the largest of T)" in consensus.caption
@@ -145,7 +145,7 @@ def test_one_runs_tables_need_no_study(probed):
 def test_norm_and_condition_are_taken_head_by_head(probed):
     (table,) = QK_TABLES.of_study(load(probed))
     assert [row[:2] for row in cells(table)] == [["sa", "1e-3"], ["sa", "1e-2"], ["mix", "1e-3"], ["mix", "1e-2"]]
-    assert cells(table)[0][2:] == ["2.0e2", "2.0e2", "1.5e2", "2.0e2"]
+    assert cells(table)[0][2:] == ["200", "200", "150", "200"]
     values = [("a", 0, 4.0), ("a", 0, 0.0)]
     rows = pd.DataFrame([dict(zip(["series", "head", "singular_value"], row, strict=True)) for row in values])
     lost = qk_heads(rows.assign(order=0, run_lr=1e-3, seed=0, phase="terminal", layer=0))

@@ -83,7 +83,7 @@ def test_tables_have_a_row_a_setting_and_a_column_a_budget(tmp_path):
     assert by_place["1e-2", "sparge", "θ = 0.1, λ = -50"] == ["+1.6875", "+0.9000", "+0.0000"], "mean of two seeds"
     assert lost.rows[0][4].detail == "+1.1250 to +2.2500, n=2"
     assert cells(skipped)[0][4:] == ["56.25 %", "30 %", "0 %"]
-    assert cells(error)[0][4:] == ["1.5e0", "8.0e-1", "0"]
+    assert cells(error)[0][4:] == ["1.5", "0.8", "0"]
     assert [table.title.partition(",")[0] for table in (lost, skipped, error)] == [
         "NLL beyond that of sa", "Products skipped", "Relative error of the worst layer",
     ]  # fmt: skip

@@ -205,7 +205,7 @@ WORDS = ["warmup_batches=2", "warmup_steps=1", "recorded_steps=2", "device=cpu"]
 
 def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, capsys):
     study, directories = study_of(lab)
-    words = [f"ckpt={study.path}", *WORDS, "phase=all"]
+    words = [f"ckpt={study.path}", *WORDS, "phase=all", "tables=all"]
     assert hessian.main(words) == 0
     printed = capsys.readouterr().out
     for phase in ("terminal", "earliest"):
