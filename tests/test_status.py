@@ -97,7 +97,7 @@ def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said
     assert lock.acquire()
     lines = said("mine")
     assert lines[0] == "mine: 6 runs: 2 done (1 stable, 1 diverged), 1 running, 1 stalled, 1 failed, 1 queued"
-    assert re.fullmatch(r"\d+ s left", lines[1])
+    assert re.fullmatch(r"(about )?\d+ s( to \d+ s)? left", lines[1])
     assert lines[2:4] == [
         "best val NLL so far: sa 2.500 at lr=0.01",
         "α_max measured: 1 of 2 runs with a verdict (1 diverged: nothing to measure)",

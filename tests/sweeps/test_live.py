@@ -72,7 +72,7 @@ def test_the_table_shows_running_trials_then_the_last_that_ended_and_a_line_coun
     trials[2].directory.set_status("failed", step=3, reason="planted")
     running(trials[3])
     bar, counts, best, head, *rows, last = drawn(view)
-    assert re.fullmatch(r"━+╺━+ 60% \d+ s elapsed, (about )?\d+( to \d+)? s left", bar), (
+    assert re.fullmatch(r"━+╺━+ 60% \d+ s elapsed, (about )?\d+ s( to \d+ s)? left", bar), (
         "3 runs of 5; the other is slower than they"
     )
     assert counts == "5 runs: 2 done (2 stable), 1 running, 1 failed, 1 queued, 7 skipped"
