@@ -95,5 +95,5 @@ def test_a_word_that_names_no_weights_is_refused(word, message):
 def test_the_folder_arrives_as_it_was_written_and_names_the_study(place):
     spec = read_spec("sweep", [f"init=ckpt:{place}"])
     assert spec.init.place == place and not spec.init.partial
-    assert read_spec("sweep", ["init=ckpt:runs/0123456789ab", "mechanism=sa"]).name.startswith("0123456789ab-sa-")
+    assert read_spec("sweep", ["init=ckpt:runs/0123456789ab", "mechanism=sa"]).name.startswith("sa-0123456789ab-")
     assert read_spec("sweep", [f"init=ckpt:{place}", "init=null"]).init is None
