@@ -64,9 +64,15 @@ def question(study: Study) -> str:
     return headline.title(study) if is_of_rates(study) else title(study.name)
 
 
-def joint_question(studies: Sequence[Study], name: str) -> str:
-    """Return the title of a report about several studies: their question with its answers, else their name."""
-    return together_pages.title(studies) or title(name)
+def joint_question(studies: Sequence[Study], name: str) -> tuple[str, str]:
+    """Return the title of a report about several studies, their question with its answers, and the line below.
+
+    Without a common question the title is ``name``. The line has the studies' names, unless each stands in the title
+    before its answer.
+    """
+    said, names = together_pages.title(studies), [study.name for study in studies]
+    are_told = all(f"? {name}: " in said or f"; {name}: " in said for name in names)
+    return said or title(name), "" if are_told else join_words(names)
 
 
 def subtitle(study: Study) -> str:

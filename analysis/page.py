@@ -30,7 +30,6 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.paper import contents
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
-from analysis.words import join_words
 from stability.printable import visible
 
 # Plotly's own defaults let a click send a figure's data to its makers.
@@ -86,8 +85,8 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
         page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER, is_part=True))
         page.parts.append(f"<h2 id={_quote(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
         page.add([joint], f"{assembly.TOGETHER}: ")
-    title = assembly.joint_question(studies, name) if several else assembly.question(studies[0])
-    return page.write(title, join_words([study.name for study in studies]) if several else "", name, reports_dir)
+    title, below = assembly.joint_question(studies, name) if several else (assembly.question(studies[0]), "")
+    return page.write(title, below, name, reports_dir)
 
 
 def build_paper_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:

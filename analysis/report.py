@@ -68,8 +68,7 @@ def build_together(
         if joint := assembly.together(studies):
             parts.append((assembly.TOGETHER, join_words(study.name for study in studies), _typst([joint], folder)))
         first = _typst([assembly.comparison(studies)], folder)
-        question = assembly.joint_question(studies, name)
-        names = "" if all(study.name in question for study in studies) else join_words(study.name for study in studies)
+        question, names = assembly.joint_question(studies, name)
         return typeset.document(question, names, first + typeset.parts(parts), assembly.title(name))
 
     return _compile(text, Path(reports_dir) / f"{name}.pdf")

@@ -34,7 +34,7 @@ What is measured already under the same protocol is not measured again.
 
 
 def main(argv: list[str]) -> int:
-    """Measure α_max for ``ckpt`` or ``hf``, then print the study's or run's tables."""
+    """Measure α_max for ``ckpt`` or ``hf``; then print a study's values at its best rates, or a run's tables."""
     spec = read_about(HessianSpec, Invocation.of(argv))
     if spec.ckpt is None:
         return _measure_hugging_face(spec)
@@ -46,12 +46,13 @@ def main(argv: list[str]) -> int:
 
         phase = spec.curvature.phase
         phases = ("terminal", "last", "earliest") if phase == "all" else (phase,)
+        protocol = f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}"
         if spec.tables == "all":
             publish(plan.study, None, phases)
+            print_text(protocol)
         else:
             publish_alpha(plan.study, phases)
-        print_text(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
-        if spec.tables == "best":
+            print_text(protocol)
             print_text(f"rows: {plan.study.results / 'curvature.parquet'}")
             print_text("every table and rate: the same command with tables=all")
             print_report_command(plan.study)

@@ -304,10 +304,12 @@ class Progress:
     def swing(self) -> tuple[float, float]:
         """Return the fastest and the slowest of the last measured steps over those that `eta_s` assumes.
 
-        Of each variant: the last timed trials and both halves of a running one's last steps. (1, 1) with one number.
+        Of each variant with steps left: the last timed trials and both halves of a running one's last steps. (1, 1)
+        with one number.
         """
         found = [1.0]
-        for variant in {row.variant for row in self.rows if not row.ended}:
+        open_rows = [row for row in self.rows if not (row.ended or row.trained or row.phase in (CURVATURE, SAMPLES))]
+        for variant in {row.variant for row in open_rows}:
             step_s, last = self._speeds[variant][0], _last_timed(row for row in self.rows if row.variant == variant)
             if step_s:
                 found += [each / step_s for row in last for each in (row.step_s, *row.halves_s) if each]

@@ -199,10 +199,10 @@ ANSWERS = {"better": "Better than", "worse": "Worse than", "cannot tell": "Undec
 
 
 def answer(scored: Sequence[Scored]) -> str:
-    """Return how α_max / α compares with the best baseline in telling which runs break, with both AUCs."""
+    """Return how α_max / α compares with the best baseline in telling which runs break; "" if that is not judged."""
     own, best = _ratio(scored), best_baseline(scored)
     if best is None or own is None or math.isnan(own.scopes[POOLED].value):
-        return "Not judged: too few runs, or all ended alike"
+        return ""
     found = ANSWERS[verdict(own.beyond[best.predictor.column])]
     return (
         f"{found} the {best.predictor.name} at telling which runs break: AUC {_value(own.scopes[POOLED])} "

@@ -402,7 +402,7 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
         ValueError: the studies differ in more than their sizes, or have different runs at one size; one line.
     """
     require_same_recipe(studies)
-    found: dict[str, dict[Size, Curve]] = {}
+    found: dict[str, dict[Size, list[Curve]]] = {}
     names_standard = any(_parametrizations(study) != [STANDARD] for study in studies)
     for study in studies:
         asked = _parametrizations(study)
@@ -414,26 +414,34 @@ def find_groups(studies: Sequence[Study]) -> list[Group]:
                 names += [name for name in asked if name != STANDARD and _is_base(study, name, size)]
             for name in names:
                 label = " ".join(filter(None, (rest, name if names_standard else "")))
-                curves, curve = found.setdefault(label, {}), _make_curve(study, series, size, numbers[series])
-                curves[size] = _choose_curve(label, curves[size], curve) if size in curves else curve
-    return [Group(name, tuple(curve for _, curve in sorted(curves.items()))) for name, curves in found.items()]
+                curve = _make_curve(study, series, size, numbers[series])
+                found.setdefault(label, {}).setdefault(size, []).append(curve)
+    return [
+        Group(name, tuple(_choose_curve(name, each) for _, each in sorted(curves.items())))
+        for name, curves in found.items()
+    ]
 
 
-def _choose_curve(name: str, first: Curve, second: Curve) -> Curve:
-    """Return the curve that has the runs of both; of one study, the first.
+def _choose_curve(name: str, curves: Sequence[Curve]) -> Curve:
+    """Return the curve of one size that has the runs of all; of each study, the first counts.
 
     Raises:
-        ValueError: two studies have different runs at one size; one line.
+        ValueError: several studies have runs of their own there; one line.
     """
-    here, there = (set(each.study.of(each.series)["run_id"]) for each in (first, second))
-    if first.study is second.study or here >= there:
-        return first
-    if here <= there:
-        return second
+    of_study: dict[int, Curve] = {}
+    for curve in curves:
+        of_study.setdefault(id(curve.study), curve)
+    firsts = list(of_study.values())
+    runs = [set(curve.study.of(curve.series)["run_id"]) for curve in firsts]
+    whole = next((curve for curve, own in zip(firsts, runs, strict=True) if own >= set.union(*runs)), None)
+    if whole is not None:
+        return whole
+    first = firsts[0]
+    second = next(curve for curve, own in zip(firsts, runs, strict=True) if not own <= runs[0])
     size = ", ".join(f"{axis} {_number(value)}" for axis, value in zip(AXES, first.size, strict=True))
     raise ValueError(
         f"{first.study.name} and {second.study.name} both have {name} at {size}, each with runs of its own; give one "
-        "of them, or sweep all rates of that size under one name="
+        "of them, or sweep all its rates and seeds under one name="
     )
 
 

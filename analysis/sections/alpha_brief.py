@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import LAST, count_stable_steps, phases_and_states, recorded_steps
-from analysis.numbers.windows import windows
+from analysis.numbers.windows import explain_absence, windows
 from analysis.sections.alpha_tables import alpha_row
 from analysis.study.load import Study
 from analysis.study.protocol import explain_undefined_states
@@ -31,11 +31,15 @@ def describe_at_best_rates(study: Study, phases: Sequence[str]) -> str:
         phases: phases of the measured checkpoints.
     """
     table = tabulate_at_best_rates(study, phases)
-    if table is None:
-        return "no step was recorded at a best learning rate; tables=all has the other rates"
-    more = len(table.rows) - MOST_ROWS
-    text = replace(table, rows=table.rows[:MOST_ROWS]).text(details=False, wrap=WIDTH)
-    lines = [text, *([f"… {plural(more, 'more row')}: tables=all"] if more > 0 else [])]
+    lines = []
+    if table is not None:
+        more = len(table.rows) - MOST_ROWS
+        text = replace(table, rows=table.rows[:MOST_ROWS]).text(details=False, wrap=WIDTH)
+        lines += [text, *([f"… {plural(more, 'more row')}: tables=all"] if more > 0 else [])]
+    elif all(each.median is None for each in windows(study).values()):
+        lines.append(f"no best learning rate: {explain_absence(study.runs)}")
+    elif set(phases) - {LAST}:
+        lines.append("no step was recorded at a best learning rate; tables=all has the other rates")
     early = recorded_steps(study, LAST)["run_id"].nunique() if LAST in phases else 0
     if early:
         lines.append(f"{plural(early, 'run')} ended early: their last checkpoints are in tables=all")

@@ -87,7 +87,8 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
 def answer_setting(study: Study) -> str:
     """Return a title for a study of one named setting: whether its values lower the NLL or widen the own window.
 
-    "" for any other study: of several settings, of numbers, of one rate, or of mechanisms.
+    "" for any other study: of several settings, of numbers, of one rate, of mechanisms, or with a value that is not
+    compared with the base.
     """
     groups = [(each.base, group) for each in ablations(study) for group in each.groups]
     if len(groups) != 1 or study.runs["lr"].nunique() == 1 or compares_losses(study):
@@ -96,14 +97,17 @@ def answer_setting(study: Study) -> str:
     values = {column.series: column.text for column in group.columns if column.series != base}
     if group.numeric or {base, *values} != set(study.series) or not 0 < len(values) <= MOST_VALUES:
         return ""
+    claims = [compared.get(name, {}).get(quantity) for name in values for quantity in (BEST_NLL, OWN)]
+    if reasons_untrained(study)[base] or any(claim is None or claim.verdict == "not judged" for claim in claims):
+        return ""
     part, before = PARTS.get(group.part or group.setting), value_text(group.base_value)
     if len(values) == 1:
-        first = next(iter(values.values()))
-        question = f"Does {f'the {part} {first}' if part else f'{group.setting}={first}'} in place of {before}"
+        first, key = next(iter(values.values())), group.setting or group.part
+        question = f"Does {f'the {part} {first}' if part else f'{key}={first}'} in place of {before}"
     else:
         question = f"Does another {part or group.heading} than {before}"
     said = [
-        _say_verdicts({values[name]: compared.get(name, {}).get(quantity) for name in values}, words)
+        _say_verdicts({values[name]: compared[name][quantity] for name in values}, words)
         for quantity, words in ((BEST_NLL, ("lower", "higher")), (OWN, ("wider", "narrower")))
     ]
     is_equal = said[0] == said[1]
@@ -112,17 +116,16 @@ def answer_setting(study: Study) -> str:
     return f"{question} lower the NLL or widen the stable window? {answer} ({seeds})"
 
 
-def _say_verdicts(claims: Mapping[str, Claim | None], words: tuple[str, str]) -> str:
+def _say_verdicts(claims: Mapping[str, Claim], words: tuple[str, str]) -> str:
     """Return the verdicts on a setting's values, e.g. "higher with learned and none; undecided with hope".
 
     Args:
-        claims: by value the claim that it is better than the base's; None: not compared.
+        claims: by value the claim that it is better than the base's.
         words: "better" and "worse" for this quantity.
     """
     found: dict[str, list[str]] = {}
     for value, claim in claims.items():
-        verdict = "" if claim is None else claim.verdict
-        word = {"holds": words[0], "contradicted": words[1]}.get(verdict, "undecided")
+        word = {"holds": words[0], "contradicted": words[1]}.get(claim.verdict, "undecided")
         found.setdefault(word, []).append(value)
     if len(claims) == 1 or list(found) == ["undecided"]:
         return next(iter(found))

@@ -25,7 +25,7 @@ from analysis.sections.choice import answer_setting, choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
-from analysis.study.reference import unlearned
+from analysis.study.reference import compares_losses, unlearned
 from analysis.words import join_words, lr_text, plural, power, significant
 from stability.runs.words import LEARNED_NOTHING
 
@@ -119,21 +119,21 @@ def title(study: Study) -> str:
     """
     if transfer.leads(study):
         return transfer.title(study)
-    if prediction.leads(study):
-        return prediction.title(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
-    if said := answer_setting(study):
-        return said
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
     lacking = unlearned_words(study)
     trained = [name for name, each in medians.items() if each is not None and not lacking[name]]
     question = "How far can the learning rate be pushed"
     if not study.runs["status"].isin(ENDED).any():
         return f"{question}? {sentence(explain_absence(study.runs))}"
+    if prediction.leads(study):
+        return prediction.title(study)
     if not trained:
         learned = "enough" if LEARNED_LITTLE in lacking.values() else "anything"
         return f"{question}? No mechanism learned {learned} at the rates swept"
+    if said := answer_setting(study):
+        return said
     found = common if set(trained) <= common.keys() else windows(study)
     limit = limits(study, trained, "the")[found is common].replace("'", "’")
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
@@ -191,11 +191,16 @@ def _title_of_one_rate(study: Study) -> str:
 
 
 def lowest_nll(study: Study) -> str:
-    """Return the series with the lowest NLL and its rate, "sa at 3e-3 (2.089)"; "" if none has learned anything."""
+    """Return the series with the lowest NLL and its rate, "sa at 3e-3 (2.089)", or "nothing learned".
+
+    "" for NLLs of several data, objectives or losses, which do not compare.
+    """
+    if compares_losses(study) or study.runs[["data", "objective"]].drop_duplicates().shape[0] > 1:
+        return ""
     known = {name: each.median for name, each in windows(study).items()}
     learned = {name: each for name, each in known.items() if each and unlearned_words(study)[name] != LEARNED_NOTHING}
     if not learned:
-        return ""
+        return "nothing learned"
     name = min(learned, key=lambda name: learned[name].best_nll)
     return f"{name} at {lr_text(learned[name].best_lr)} ({learned[name].best_nll:.3f})"
 

@@ -244,11 +244,12 @@ def conclusion(study: Study) -> str:
 
 
 def leads(study: Study) -> bool:
-    """Return whether a study asks what early measurements tell: its series hardly share rates, as windows must."""
+    """Return whether a study tells what early measurements foretell: its series hardly share rates, as windows must."""
     rates = [set(study.of(name)["lr"]) for name in study.series]
     if len(rates) < 2 or not is_of_rates(study) or study.is_in_multiples or not has_early(study):
         return False
-    return len(set.union(*rates)) >= OWN_RATES * sum(map(len, rates))
+    are_own = len(set.union(*rates)) >= OWN_RATES * sum(map(len, rates))
+    return are_own and bool(said.answer(evidence(study).of_runs["broke"]))
 
 
 def title(study: Study) -> str:

@@ -69,7 +69,7 @@ def title(studies: Sequence[Study]) -> str:
     more = len(lowest) - MOST_TITLED
     rest = [f"{more} further {'study' if more == 1 else 'studies'} below"] if more > 0 else []
     said = "; ".join([*lowest[:MOST_TITLED], *rest])
-    return f"Which has the lowest NLL, and at which learning rate? {said or 'None has learned anything'}"
+    return f"Which has the lowest NLL, and at which learning rate? {said}" if said else ""
 
 
 def _answers(studies: Sequence[Study]) -> list[str]:

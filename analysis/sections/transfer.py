@@ -41,6 +41,7 @@ from analysis.words import join_words, plural, power, significant
 TITLE, NAME = "The best learning rate by size", "transfer"
 QUESTION = "Which learning rate at a larger size?"
 REST = "More of it is in the report."
+MOST_TITLED = 4  # groups with an answer in the title
 FEWEST_SHARED = 3  # rates that all sizes share, of a sensitivity
 VERDICTS = {"cannot tell": "no significant difference from 0 with these sizes at 95 %"}  # of laws, in sentences
 
@@ -70,8 +71,9 @@ def title(study: Study) -> str:
 
 
 def title_of(groups: Sequence[Group]) -> str:
-    """Return the question with the answer of each group."""
-    return f"{QUESTION} {'; '.join(map(_say_briefly, groups))}"
+    """Return the question with the answers of the first groups."""
+    rest = f"; {len(groups) - MOST_TITLED} further below" if len(groups) > MOST_TITLED else ""
+    return f"{QUESTION} {'; '.join(map(_say_briefly, groups[:MOST_TITLED]))}{rest}"
 
 
 def _say_briefly(group: Group) -> str:

@@ -52,3 +52,8 @@ def test_a_phase_that_was_not_asked_for_is_left_out(tmp_path):
 def test_without_a_recorded_step_the_text_says_so(tmp_path):
     study = study_of(tmp_path, NAMES[:1], alpha=None)
     assert describe_at_best_rates(study, ALL).startswith("no step was recorded at a best learning rate")
+
+
+def test_a_study_without_a_best_rate_says_why(tmp_path):
+    study = study_of(tmp_path, NAMES[:1], nll=lambda *_: math.inf)
+    assert describe_at_best_rates(study, ALL).startswith("no best learning rate: ")

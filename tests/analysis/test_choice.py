@@ -18,7 +18,7 @@ from analysis.numbers.window_ends import window_ends
 from analysis.sections import curves
 from analysis.sections.choice import breaks, choose
 from analysis.sections.front import describe_runs
-from analysis.sections.headline import MOST_LINES, answer, answer_table, title
+from analysis.sections.headline import MOST_LINES, answer, answer_table, lowest_nll, title
 from analysis.sections.nll_figures import nll_figure
 from analysis.sections.overview import trouble_table
 from analysis.study.load import load
@@ -273,3 +273,31 @@ def test_no_measurement_better_than_the_baselines_is_said_plainly():
     said = conclusion(claims)
     assert said == "Not shown: of 3 questions, a baseline answers 1 better and 2 as well, within the noise."
     assert conclusion([*claims, Claim("d", "holds")]).startswith("Better than every baseline: d. Of 4 questions,")
+
+
+@pytest.mark.parametrize(
+    ("changed", "begins"),
+    [
+        ({"status": "failed", "val_nll": math.nan}, "How far can the learning rate be pushed? "),
+        ({"status": "plateaued", "val_nll": 3.5}, "How far can the learning rate be pushed? No mechanism learned"),
+    ],
+)
+def test_a_setting_is_not_asked_about_where_nothing_was_learned(changed, begins, tmp_path):
+    study = of_positions(tmp_path, {"hope": vee(1.8, 0.6)})
+    assert title(replace(study, runs=study.runs.assign(**changed))).startswith(begins)
+
+
+def test_values_that_are_not_compared_have_no_verdict_in_the_title(tmp_path):
+    study = of_positions(tmp_path, {"hope": vee(1.8, 0.6)})
+    (ablation,) = study.study["ablations"]
+    other = replace(study, study=study.study | {"ablations": [ablation | {"axis": "optimizer", "part": "optimizer"}]})
+    optimizers = study.runs["variant"].map(lambda variant: "lion" if variant else "adamw")
+    lion = replace(other, runs=study.runs.assign(optimizer=optimizers))
+    assert "undecided (" not in title(lion) and "Does =" not in title(lion)
+
+
+def test_nlls_of_unlike_data_are_not_ranked(tmp_path):
+    study = study_of(tmp_path, {"sa": vee(2.0, 0.3), "sc": vee(1.0, 0.3)})
+    assert lowest_nll(study).startswith("sc at 1e-2 (")
+    data = study.runs["mechanism"].map({"sa": "docstrings", "sc": "dna"})
+    assert lowest_nll(replace(study, runs=study.runs.assign(data=data))) == ""

@@ -347,14 +347,18 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
     }
     assert assembly.comparison([other]) == ()
     assert assembly.joint_question([load(quick), other], "both") == (  # both answers are too long for one title
-        "Which has the lowest NLL, and at which learning rate? quick: sc at 1e-2 (2.861); synthetic: gla at 1e-2 (1.900)"
+        "Which has the lowest NLL, and at which learning rate? quick: sc at 1e-2 (2.861); synthetic: gla at 1e-2 (1.900)",
+        "",
     )
     alone = study_of(tmp_path / "alone", {"sa": (2.2,)}, rates=RATES[:1])
     assert assembly.joint_question([load(quick), alone], "both") == (
         "Which has the lowest NLL, and at which learning rate? "
-        f"quick: {lowest_nll(load(quick))}; synthetic: {lowest_nll(alone)}"
+        f"quick: {lowest_nll(load(quick))}; synthetic: {lowest_nll(alone)}",
+        "",
     )
-    assert assembly.joint_question([other], "both") == "Learning-rate stability: both", "nothing to compare"
+    assert assembly.joint_question([other], "both") == ("Learning-rate stability: both", "synthetic"), (
+        "nothing to compare"
+    )
 
 
 def test_another_mechanism_that_goes_as_far_is_no_variant_of_the_reference(tmp_path):

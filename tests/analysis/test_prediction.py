@@ -366,3 +366,13 @@ def test_a_study_whose_series_have_rates_of_their_own_is_titled_by_what_early_al
     )
     assert " against 1.00" in said
     assert headline.title(made(1.0)).startswith("How far can the learning rate be pushed")
+
+
+def test_series_with_rates_of_their_own_of_which_none_broke_are_asked_how_far_the_rate_goes():
+    runs = [
+        run(rate * factor, 2 * rate, mechanism=name, seed=seed, val_nll=2.0 + abs(place - 1))
+        for name, factor in (("sa", 1.0), ("sw", 2.0))
+        for place, rate in enumerate((1e-3, 1e-2, 1e-1))
+        for seed in range(3)
+    ]
+    assert headline.title(study_of(runs)).startswith("How far can the learning rate be pushed")

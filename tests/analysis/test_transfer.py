@@ -368,6 +368,14 @@ def test_two_studies_with_other_runs_at_one_size_are_refused(tmp_path):
     is_lacking = first.runs["model"].str.endswith(" width=256") & (first.runs["seed"] == 0)
     (group,) = find_groups([replace(first, runs=first.runs[~is_lacking]), shared])
     assert group.curves[2].study is shared, "the study with more runs"
+    halves = [
+        replace(
+            first, runs=first.runs[~(first.runs["model"].str.endswith(" width=256") & first.runs["seed"].isin(seeds))]
+        )
+        for seeds in ((0,), (1, 2))
+    ]
+    (group,) = find_groups([*halves, shared])
+    assert group.curves[2].study is shared, "two studies, each with a part of what the third has"
 
 
 def cross(curve, sizes, log_best):
