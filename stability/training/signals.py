@@ -1,9 +1,9 @@
 """Signals of one training step: the rows of ``gradients.jsonl``, ``activations.jsonl`` and ``edge.jsonl``.
 
 The first are norms per block of parameters. The last are the curvature of the step's own batch at the parameters before
-it. For activations, attention, logits and Adam's second moment, one forward pass without gradients on a quarter of the
-step's first microbatch, with random draws seeded by the step, so that nothing of the run changes. Padding, invisible
-pairs and positions of weight 0 are in no number.
+it. Activations, attention, logits and Adam's second moment come from one forward pass without gradients, on a quarter
+of the step's first microbatch. Its random draws are seeded by the step, so that nothing of the run changes. Padding,
+invisible pairs and positions of weight 0 are in no number.
 """
 
 from __future__ import annotations
