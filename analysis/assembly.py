@@ -105,7 +105,7 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
         def find(names: tuple[str, ...]) -> Picture | None:
             return _first_picture(study, prefix, names)
 
-        pages_in_front = front.first_page(study, find) + front.second_page(study, find, prefix)
+        pages_in_front = front.first_page(study, find, prefix) + front.second_page(study, find, prefix)
         if prefix:  # one of several studies: its pages are no first and second ones
             pages_in_front = tuple(each for each in pages_in_front if not isinstance(each, PageBreak))
         seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}

@@ -268,10 +268,10 @@ class Progress:
             done += seconds - min(seconds, seconds if left is None else left)
         return done / whole if whole else 0.0
 
-    def row_eta_s(self, row: Row) -> float | None:
+    def row_eta_s(self, row: Row, factor: float = 1.0) -> float | None:
         """Return the seconds until a trial ends, or None before a step was timed.
 
-        For a trial trained earlier, only the measurements after training count.
+        For a trial trained earlier, only the measurements after training count. ``factor`` multiplies the training.
         """
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
@@ -280,7 +280,7 @@ class Progress:
         if row.trained or row.phase in (CURVATURE, SAMPLES):
             began_at = row.started_at if row.trained else row.trained_at
             return max(0.0, curvature_s - (time.time() - (began_at or time.time())))
-        return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
+        return None if step_s is None else factor * (row.num_steps - row.step) * step_s + curvature_s
 
     @property
     def is_timed_whole(self) -> bool:
@@ -289,13 +289,13 @@ class Progress:
             row.trial.measures and row.expected is None for row in self.rows if not row.ended
         )
 
-    def eta_s(self) -> float | None:
+    def eta_s(self, factor: float = 1.0) -> float | None:
         """Return the seconds until the last trial ends, or None before anything was timed.
 
         It assumes the speeds measured so far, those of untimed kinds in the expected ratio to the timed ones, and the
-        largest number of concurrent runs so far.
+        largest number of concurrent runs so far. ``factor`` multiplies the training, not what follows it.
         """
-        etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
+        etas = [self.row_eta_s(row, factor) for row in self.rows if not row.ended]
         known = [eta for eta in etas if eta is not None]
         if len(known) < len(etas) or not self.most_at_once:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stability.printable import visible
 
-ROWS_KEPT_TOGETHER = 16
+LINES_KEPT_TOGETHER = 14  # of a table that stays on one page
 SIZES = ((60, 19.0), (150, 15.0), (1_000_000, 12.5))  # a title's characters at most, and its size in points
 LONG_NAME = 11  # a table's word with more characters may break
 BREAKS = re.compile(r"[=,_]|(?<=[a-z])\.(?=[a-z])")  # break after one of these
@@ -92,8 +92,8 @@ class Table:
         head += _span_rules(self.groups)
         head += "".join(f"{_label(name)}," for name in self.header)
         body = "".join("".join(_cell(cell) for cell in row) + "\n" for row in self.rows)
-        # A short table stays on one page with its caption; a long one may break anywhere.
-        breakable = str(len(self.rows) > ROWS_KEPT_TOGETHER).lower()
+        # A short table stays on one page with its caption; a long one may break anywhere, or half a page stays empty.
+        breakable = str(sum(len(_lines(row, details=True)) for row in self.rows) > LINES_KEPT_TOGETHER).lower()
         return (
             f"#[#show figure: set block(breakable: {breakable})\n#figure(caption: "
             f"[#strong[{prose(self.title + '.')}] {prose(self.caption)}], kind: table, table(\ncolumns: ({columns}), "

@@ -18,7 +18,7 @@ from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.choice import breaks, choose
-from analysis.sections.headline import answer_table, best_series, spread_told, title
+from analysis.sections.headline import answer_table, best_series, lists_reference, spread_told, title
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences
@@ -64,16 +64,19 @@ def list_first(study: Study) -> tuple[str, ...]:
     return ("transfer", *FIRST) if transfer.leads(study) else FIRST
 
 
-def first_page(study: Study, find: Find) -> Pieces:
+def first_page(study: Study, find: Find, prefix: str) -> Pieces:
     """Return the first page below the title: what was run, a figure, the table, the sentences, the provenance.
+
+    Without a figure over learning rates (at one rate) it has the learning curves.
 
     Args:
         study: the study.
         find: returns the first of the report's figures with one of some names.
+        prefix: start of the figures' file names.
     """
     is_of_sizes = transfer.leads(study)
     table: Table = transfer.first_table(study) if is_of_sizes else _make_table(study)
-    found, runs, last = find(list_first(study)), describe_runs(study), provenance_line(study)
+    found, runs, last = find(list_first(study)) or _curves(study, prefix), describe_runs(study), provenance_line(study)
     title_lines = math.ceil(len(title(study)) / TITLE_LINE)
     fixed = 2 * max(0, title_lines - TITLE_LINES) + _count_lines(
         [runs, last, table.caption, found.caption if found else ""]
@@ -121,27 +124,34 @@ def _draw_best_series(study: Study, found: Picture | None, *, is_low: bool) -> P
     if len(shown) == len(study.series):
         return replace(found, figure=figure)
     chosen = "of the largest rates" if rank_variants(study) else "with the lowest NLLs"
-    caption = f"{nll_caption(study, figure)} The {len(shown)} series {chosen}; appendix: all."
+    reference = lists_reference(study)
+    beside, count = (f"{reference} and the", len(shown) - 1) if reference else ("The", len(shown))
+    caption = f"{nll_caption(study, figure)} {beside} {count} series {chosen}; appendix: all."
     return Picture(FEW, figure, caption, found.file.replace(f"{NLL}.", f"{FEW}."))
 
 
 def second_page(study: Study, find: Find, prefix: str) -> Pieces:
-    """Return α_max against the rate, the most telling diagnostic, and learning curves; () without any.
+    """Return α_max against the rate, the most telling diagnostic, and learning curves that the first page lacks.
 
     Args:
         study: the study.
         find: as in `first_page`.
         prefix: start of the figures' file names.
     """
-    row, curve = _brief_figures(study)
+    row, _ = _brief_figures(study)
     found: list[Picture | None] = []
     if row is not None:
         caption = ALPHA_CAPTION.format(phase=PHASES.get(row[1], row[1]))
         found.append(Picture(ALPHA, row[0], caption, f"{prefix}{ALPHA}.pdf"))
     found.append(find(TELLING))
-    if curve is not None:
-        found.append(Picture(CURVES, curve, CURVES_CAPTION, f"{prefix}{CURVES}.pdf"))
+    if find(list_first(study)) is not None:
+        found.append(_curves(study, prefix))
     return tuple(each for each in found if each is not None)
+
+
+def _curves(study: Study, prefix: str) -> Picture | None:
+    _, figure = _brief_figures(study)
+    return None if figure is None else Picture(CURVES, figure, CURVES_CAPTION, f"{prefix}{CURVES}.pdf")
 
 
 @once_per_study

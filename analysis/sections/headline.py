@@ -92,7 +92,7 @@ def _narrow(table: Table, seeds: str) -> list[str]:
 
 
 def best_series(study: Study) -> list[str]:
-    """Return the series of the answer: all in the study's order, or of many the first ones by NLL.
+    """Return the series of the answer: all in the study's order, or of many the first ones by NLL, and the reference.
 
     Of an ablation over rates: base and reference, and those that can be pushed furthest, in that order.
     """
@@ -102,7 +102,14 @@ def best_series(study: Study) -> list[str]:
         bases = [*dict.fromkeys([name for name in ranked if name in set(study.runs["base"])][:1] + [study.reference])]
         first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
-    return _rank(study)[:MOST_ROWS]
+    reference = lists_reference(study)
+    return [*_rank(study)[: MOST_ROWS - 1], reference] if reference else _rank(study)[:MOST_ROWS]
+
+
+def lists_reference(study: Study) -> str:
+    """Return the reference of a study with many series if it is none of the first ones by NLL; else ""."""
+    is_beyond = not rank_variants(study) and study.reference in _rank(study)[MOST_ROWS:]
+    return study.reference if is_beyond else ""
 
 
 def _rank(study: Study) -> list[str]:

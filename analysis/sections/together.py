@@ -33,7 +33,7 @@ CAPTION = (
 def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     """Return each study's answer, a figure of all curves and a table of all series; () below two studies of rates.
 
-    Of studies that differ in sizes alone: their joint law.
+    Of studies that differ in sizes alone: their joint law. Of others with sizes: why they have none.
 
     Args:
         studies: the studies.
@@ -47,7 +47,8 @@ def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
     with matplotlib.rc_context(RC):
         figure = curves(compared)
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
-    return box(_answers(compared)) + picture + shown([headline.comparison_table(compared)])
+    said = [*_answers(compared), *filter(None, [transfer.say_apart(compared)])]
+    return box(said) + picture + shown([headline.comparison_table(compared)])
 
 
 def title(studies: Sequence[Study]) -> str:

@@ -155,9 +155,20 @@ def join(studies: Sequence[Study]) -> list[Group]:
     """Return the groups with sizes of several studies; [] where these share no law."""
     try:
         found = find_groups(studies)
-    except ValueError:  # studies of several questions in one report
+    except ValueError:  # studies of several questions in one report; `say_apart` gives the reason
         return []
     return [group for group in found if group.axes and len({id(curve.study) for curve in group.curves}) > 1]
+
+
+def say_apart(studies: Sequence[Study]) -> str:
+    """Say why studies share no law of sizes; "" if they can share one, or none of them varies a size."""
+    if not any(map(applies, studies)):
+        return ""
+    try:
+        find_groups(studies)
+    except ValueError as error:
+        return f"No joint law of the sizes: {error}."
+    return ""
 
 
 def together(studies: Sequence[Study], prefix: str) -> Pieces:

@@ -73,8 +73,8 @@ ABOUT, RANGE = 1.25, 2.0
 def left_text(progress: Progress) -> str:
     """Return the time left, ``"4 min 12 s left"``; "" if everything has ended.
 
-    If the last steps took unlike times, it is ``"about …"``, or a range. The text is ``"… of training left"`` until
-    α_max and samples have been timed.
+    If the last steps took unlike times, it is ``"about …"``, or a range; only the training's share varies. The text is
+    ``"… of training left"`` until α_max and samples have been timed.
     """
     if all(row.ended for row in progress.rows):
         return ""
@@ -82,14 +82,10 @@ def left_text(progress: Progress) -> str:
     what = "left" if progress.is_timed_whole else "of training left"
     if eta is None:
         return "time left unknown yet"
-    low, high = progress.swing()
+    low, high = (progress.eta_s(factor) or 0.0 for factor in progress.swing())
     if high <= ABOUT * low:
         return f"{duration(eta)} {what}"
-    return (
-        f"about {duration(eta)} {what}"
-        if high <= RANGE * low
-        else f"{duration(low * eta)} to {duration(high * eta)} {what}"
-    )
+    return f"about {duration(eta)} {what}" if high <= RANGE * low else f"{duration(low)} to {duration(high)} {what}"
 
 
 def best_line(progress: Progress) -> str:

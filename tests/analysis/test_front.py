@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pypdf
@@ -16,7 +17,7 @@ from analysis.claims import signals
 from analysis.claims.claim import CONSENSUS, Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEYOND
-from analysis.drawing.pieces import Boxed, Heading, Picture
+from analysis.drawing.pieces import Boxed, Heading, PageBreak, Picture
 from analysis.drawing.typeset import Table
 from analysis.export import export_together
 from analysis.numbers.first_failure import first_failure
@@ -24,7 +25,7 @@ from analysis.numbers.windows import windows
 from analysis.report import build_together, summary
 from analysis.sections import alpha
 from analysis.sections.front import describe_runs
-from analysis.sections.headline import MOST_LINES, answer, answer_table, lowest_nll, title
+from analysis.sections.headline import MOST_LINES, answer, answer_table, best_series, lists_reference, lowest_nll, title
 from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import TROUBLED, provenance_line
 from analysis.sections.sentences import _say_signals, _say_undecided, sentences
@@ -249,6 +250,16 @@ def test_the_first_page_has_one_figure_one_table_and_the_sentences(quick):
     assert names == ["nll", "alpha-in-brief", "curves-in-brief"]
 
 
+def test_at_one_rate_the_first_page_has_the_learning_curves(quick):
+    study = load(quick)
+    runs = study.runs[study.runs["lr"] == study.runs["lr"].min()]
+    curvature, curves = (frame[frame["run_id"].isin(runs["run_id"])] for frame in (study.curvature, study.curves))
+    first = next(iter(assembly.pieces(replace(study, runs=runs, curvature=curvature, curves=curves))))
+    end = next(place for place, piece in enumerate(first) if isinstance(piece, PageBreak))
+    assert [piece.name for piece in first[:end] if isinstance(piece, Picture)] == ["curves-in-brief"]
+    assert "curves-in-brief" not in [piece.name for piece in first[end:] if isinstance(piece, Picture)]
+
+
 def test_no_figure_appears_twice(quick):
     for pages in ("short", "all"):
         names = [
@@ -402,8 +413,11 @@ def test_of_many_series_the_first_figure_shows_those_of_the_table(many):
     (figure,) = [each for each in front if isinstance(each, Picture) and each.name == "nll-in-brief"]
     (table,) = [each for each in front if isinstance(each, Table)]
     drawn = [label.get_text() for label in figure.figure.axes[1].get_yticklabels()]
-    assert drawn == [row[0].text for row in table.rows] == [f"m{place:02d}" for place in range(11, 5, -1)]
-    assert "The 6 series with the lowest NLLs; appendix: all." in figure.caption
+    best = [f"m{place:02d}" for place in range(11, 5, -1)]
+    assert drawn == [row[0].text for row in table.rows] == [*best[:5], "m00"], "the reference, too"
+    assert "m00 and the 5 series with the lowest NLLs; appendix: all." in figure.caption
+    beside = replace(many, study={**many.study, "reference": "m10"})
+    assert best_series(beside) == best and lists_reference(beside) == "", "the reference is one of them"
     names = [each.name for pieces in assembly.pieces(many) for each in pieces if isinstance(each, Picture)]
     assert "nll" in names, "the appendix has all curves"
 

@@ -340,6 +340,8 @@ def test_plain_text_is_aligned_and_marks_bold():
 def test_typst_keeps_short_tables_whole_and_breaks_long_ones():
     long = Table("T", "C", ("a",), ((Cell("x"),),) * 40)
     assert "breakable: false" in SMALL.typst() and "breakable: true" in long.typst()
+    of_lines = Table("T", "C", ("a",), ((Cell("x", detail="95 %: 1 to 2\nneeds 9 seeds"),),) * 6)
+    assert "breakable: true" in of_lines.typst(), "six rows of three lines"
     assert (
         '#strong[#"2.0"]' in SMALL.typst()
         and '#detail[#"failed 1/2"]' in SMALL.typst()

@@ -360,7 +360,7 @@ def test_two_studies_with_other_runs_at_one_size_are_refused(tmp_path):
         for name, widths in (("a", "[64,128,256]"), ("b", "[256,512,1024]"))
     )
     second = replace(second, runs=second.runs.assign(run_id="of_b_" + second.runs["run_id"]))
-    with pytest.raises(ValueError, match=r"^sizes and sizes both have sa at width 256, .*; give one of them, or sweep"):
+    with pytest.raises(ValueError, match=r"^sizes and again both have sa at width 256, .*; give one of them, or sweep"):
         find_groups([first, second])
     shared = with_runs_of(second, "width=256", first, "width=256")
     (group,) = find_groups([first, shared])
@@ -565,5 +565,21 @@ def test_a_report_of_studies_that_differ_in_sizes_begins_with_their_joint_law(tm
         transfer.TITLE,
         "Back-test on the largest size",
     ]
-    other = replace(large, study=large.study | {"spec": spec | {"clip_norm": 2.0}})
+    other = replace(large, name="large", study=large.study | {"spec": spec | {"clip_norm": 2.0}})
     assert transfer.join([small, other]) == [] and assembly.comparison([small, other])[0] != first
+    (first, *_) = assembly.comparison([small, other])
+    assert first.paragraphs[-1] == (
+        "No joint law of the sizes: sizes and large differ in clip_norm; sizes of one law share everything but width, "
+        "layers, steps and batch."
+    )
+
+
+def test_a_report_of_studies_with_other_seeds_at_one_size_says_why_it_has_no_joint_law(tmp_path):
+    first, second = (write_sizes(tmp_path / name, "model.width=[64,128]") for name in ("a", "b"))
+    runs = second.runs.assign(seed=second.runs["seed"] + 3, run_id=second.runs["run_id"].map("other{}".format))
+    second = replace(second, name="again", runs=runs)
+    assert transfer.join([first, second]) == []
+    (answers, *_) = assembly.comparison([first, second])
+    assert answers.paragraphs[-1].startswith("No joint law of the sizes: sizes and again both have sa at width 64")
+    of_one_size = [replace(each, study=each.study | {"spec": {**each.spec, "vary": []}}) for each in (first, second)]
+    assert not any("No joint law" in text for text in assembly.comparison(of_one_size)[0].paragraphs)

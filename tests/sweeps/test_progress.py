@@ -156,6 +156,28 @@ def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_p
     assert left_text(progress) == "1 min 59 s to 5 min 57 s left", "119 steps of 1 to 3 s"
 
 
+@pytest.mark.parametrize(
+    ("after_s", "text"),
+    [
+        (0.0, "2 min 00 s to 6 min 00 s left"),
+        (60.0, "3 min 00 s to 7 min 00 s left"),
+        (600.0, "about 14 min 00 s left"),
+        (6000.0, "1 h 44 min left"),
+    ],
+)
+def test_only_the_trainings_share_of_the_time_left_varies_with_the_steps(after_s, text, tmp_path):
+    (trial,) = [fakes.make_trial(tmp_path, steps=201, curvature={})]
+    progress = Progress([trial], is_done=lambda trial: False, expected={trial.run_id: (1.0, after_s / 2)})
+    started(trial)
+    wall_s = 0.0
+    for step in range(1, 82):
+        wall_s += 1.0 if step <= 41 else 3.0
+        fakes.log_step(trial.directory, step, wall_s=wall_s)
+    progress.poll()
+    assert progress.eta_s() == 120 * 2.0 + after_s and progress.swing() == (0.5, 1.5)
+    assert left_text(progress) == text
+
+
 def test_the_time_left_is_estimated_from_the_last_runs(tmp_path):
     """Eight runs at 10 s a step while something else ran, then four at 1 s: the next takes 1 s a step."""
     trials = [fakes.make_trial(tmp_path, index, steps=10) for index in range(13)]
