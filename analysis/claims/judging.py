@@ -49,6 +49,7 @@ from analysis.study.once import once_per_study
 from analysis.words import count_range, join_words, lr_text, plural
 
 DETAIL_LINE = 72  # characters below an effect
+LITTLE, TRAINED = "little learned", "trained "  # subject of a remark, and how others begin
 
 
 @once_per_study
@@ -123,12 +124,18 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 def _remarks(study: Study, sides: dict[str, Side]) -> list[Claim]:
     """Return remarks on untrained mechanisms, and on those with little learning."""
     claims = [
-        Claim(f"trained {side.name}", "not judged", f"{side.name} {_describe_untrained(study, side)}.")
+        Claim(f"{TRAINED}{side.name}", "not judged", f"{side.name} {_describe_untrained(study, side)}.")
         for side in sides.values()
         if side.shortfall
     ]
     few = little({side.name: side.learned for side in sides.values() if side.trained})
-    return [*claims, *([Claim("little learned", "no claim", few)] if few else [])]
+    return [*claims, *([Claim(LITTLE, "no claim", few)] if few else [])]
+
+
+def list_learning_remarks(study: Study) -> list[str]:
+    """Return the remarks on mechanisms that learned nothing, too little or little, as sentences."""
+    remarks = [claim for claim in judge(study) if not claim.statement]
+    return [claim.text for claim in remarks if claim.subject == LITTLE or claim.subject.startswith(TRAINED)]
 
 
 def _describe_untrained(study: Study, side: Side) -> str:

@@ -18,7 +18,7 @@ from analysis.drawing.pieces import Pieces, box, heading, paragraph, shown
 from analysis.drawing.tables import find_guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.window_ends import shown_states
-from analysis.sections.section import Drawn, Section, make_body, make_printer
+from analysis.sections.section import Drawn, Section, make_printer
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
@@ -129,9 +129,14 @@ def _claims_body(study: Study, drawn: Drawn) -> Pieces:
     return heading(CLAIMED) + shown(_claim_tables(study)) + box(_sentences(study))
 
 
+def _claims_brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the tables, and what they do not say: which mechanisms learned too little or little."""
+    return heading(CLAIMED) + shown(_claim_tables(study)) + box(judging.list_learning_remarks(study))
+
+
 CLAIMS = Section(
     _claims_body,
-    brief=make_body(CLAIMED, _claim_tables),
+    brief=_claims_brief,
     tables=make_printer(_claim_tables, lambda study: [" ".join(_sentences(study))]),
 )
 

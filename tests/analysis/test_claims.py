@@ -5,8 +5,10 @@ import math
 import pytest
 
 from analysis.claims.judging import judge
+from analysis.drawing.pieces import typst
 from analysis.numbers.comparison import compare_windows, decide
 from analysis.numbers.windows import SeriesWindows, window
+from analysis.sections import overview
 from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study
 
@@ -56,6 +58,15 @@ def test_windows_of_mechanisms_that_learned_little_end_at_half_of_it(tmp_path):
     assert claims["window"].effect == "sc 3.18, sa 1.35 decades"
     much = judged(tmp_path / "much", nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc"))
     assert "little learned" not in much
+
+
+def test_a_short_report_says_which_mechanisms_learned_little_or_too_little(tmp_path):
+    gains = {"sa": 1.0, "sc": 0.04, "mix": 0.3}
+    falls = lambda m, lr, seed: UNIGRAM - gains[m] * UNIGRAM * 0.12 + 0.01 * abs(math.log10(lr / 1e-2))  # noqa: E731
+    study = load(write_study(tmp_path, nll=falls, mechanisms=tuple(gains), lrs=LRS, seeds=3))
+    found = typst(overview.CLAIMS.brief(study, {}))
+    assert "sc is untrained: its best validation NLL" in found
+    assert f"Little was learned beyond token frequencies: mix {0.036 * UNIGRAM:.3f} nats (3.6\xa0%)" in found
 
 
 def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
