@@ -8,7 +8,9 @@ For each size two models are trained side by side in one process, by the same op
 
 Then, at nano and at N = 256, d = 128, a step with `sc` beside one with `sa`, masked language modelling, a step a turn.
 "usual" is sc's step without `models.first_order`, as second derivatives need it; the three have the same batches.
-``--sizes`` and ``--consensus`` choose; give no word after one of them to leave it out.
+``--sizes`` and ``--consensus`` choose; give no word after one of them to leave it out. ``--compiled nano`` prints the
+same two mechanisms with and without ``compile=true``, and the seconds of processor, this process's and the compiler's,
+of the first compiled step: with an empty cache, and again with the compiler's cache on disk.
 
 They take turns of a few steps, and a ratio is of the same turn, bare over ours: tokens per second of ours over those of
 bare. On a CPU the seconds are those that the process computed, so that a machine that others use may be timed on. The
@@ -18,6 +20,7 @@ parts that ours has beside bare are measured alone after that, as shares of a ba
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -232,11 +235,64 @@ def compare_consensus(name: str, repeats: int, device: torch.device) -> float:
     return middle
 
 
+def compare_compiled(name: str, repeats: int, device: torch.device) -> None:
+    """Print the times of a step with sa and with sc, with and without ``compile=true``, and those of compiling.
+
+    Args:
+        name: a key of `CONSENSUS`.
+        repeats: turns.
+        device: the device.
+    """
+    import torch._dynamo  # imported late: a second of imports that the other measurements do without
+    from torch._inductor import config
+    from torch._inductor.utils import fresh_cache
+
+    config.compile_threads = 1  # in this process, so that its seconds are counted
+    size, _ = CONSENSUS[name]
+    compiled = {loop: loop.endswith("compiled") for loop in ("sa", "sc", "sa compiled", "sc compiled")}
+    first: dict[str, list[float]] = {loop: [] for loop in compiled}
+    with tempfile.TemporaryDirectory() as folder, fresh_cache():
+        for _ in ("empty cache", "cache on disk"):
+            torch._dynamo.reset()
+            loops = {
+                loop: _training.replica(
+                    {"mechanism": loop.split()[0], "objective": "mlm", "compile": is_compiled},
+                    size, repeats + 3, device.type, Path(folder),
+                )
+                for loop, is_compiled in compiled.items()
+            }  # fmt: skip
+            for loop, own in loops.items():
+                start = _processor_seconds()
+                own.train_step(1)
+                first[loop].append(_processor_seconds() - start)
+        taken = dict.fromkeys(loops, 1)
+
+        def advance(loop: str) -> None:
+            taken[loop] += 1
+            loops[loop].train_step(taken[loop])
+
+        times = _training.interleaved({loop: partial(advance, loop) for loop in loops}, repeats, device.type)
+    print(f"{name:<14}{'ms a step':>12}{'of best':>10}{'first step, s: empty cache, cache on disk':>44}")
+    for loop in loops:
+        ms = 1e3 * statistics.median(times[loop])
+        print(f"{loop:<14}{ms:>12.1f}{1e3 * min(times[loop]):>10.1f}{'{:.1f}, {:.1f}'.format(*first[loop]):>44}")
+    for below, above in (("sa", "sc"), ("sa compiled", "sc compiled"), ("sa", "sa compiled"), ("sc", "sc compiled")):
+        ratios = [b / a for a, b in zip(times[below], times[above], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        best = min(times[above]) / min(times[below])
+        print(f"{above} / {below}: {middle:.2f} ({low:.2f}-{high:.2f}), of best {best:.2f}")
+
+
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])  # with those of children that have ended, such as the C++ compiler's
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40, help="turns per size (default 40)")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--consensus", nargs="*", default=list(CONSENSUS), choices=list(CONSENSUS))
+    parser.add_argument("--compiled", nargs="*", default=[], choices=list(CONSENSUS))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -254,6 +310,8 @@ def main() -> None:
         print(f"{'ms a step':<14}{heads}{'quartiles':>13}{'of best':>9}{'sc/usual':>10}")
     for name in arguments.consensus:
         compare_consensus(name, arguments.repeats, device)
+    for name in arguments.compiled:
+        compare_compiled(name, arguments.repeats, device)
 
 
 if __name__ == "__main__":
