@@ -122,7 +122,7 @@ def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[s
     from sweeps.requirements import slots
 
     spec = plan.spec
-    record = StudyRecord.begin(spec, plan.corpus, trials)
+    record = StudyRecord.begin(spec, plan.corpus)
     if spec.search is None and not spec.replace:
         why = earlier.describe_refusal(record.study, record.before, trials)
         if why:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 from stability.runs.directory import readable_rows
 
 OF_RUNS = ("variants", "stopped")  # a record's keys with values per run, by id
+CLOCK = "%Y-%m-%d %H:%M:%S %z"
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,11 @@ class StudyRecord:
     started: float
 
     @classmethod
-    def begin(cls, spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[Trial] = ()) -> StudyRecord:
-        """Return the record of a launch beginning now, without writing it.
-
-        Args:
-            spec: the sweep.
-            corpus: its data.
-            trials: the runs that are known before the launch.
-        """
+    def begin(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
+        """Return the record of a launch beginning now, without writing it."""
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
-        origin = {**_origin(spec, corpus), **_declaration(spec, before, trials)}
-        return cls(study, spec, before, started=time.time(), origin=origin)
+        return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
 
     def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
         """Record the runs requested so far, and retain those of earlier commands.
@@ -71,10 +65,26 @@ class StudyRecord:
         record = self.study.read() if self.study.file.exists() else {}
         replaced = list_recorded(self.before) if self.spec.replace else ()
         kept = find_earlier(self.study, record, trials, replaced)
-        values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
-        self.study.write(
-            [trial.run_id for trial in trials] + _list_reported(kept), **_add_earlier(values, self.study, record, kept)
-        )
+        run_ids = [trial.run_id for trial in trials] + _list_reported(kept)
+        declared = self._declare(record, run_ids)
+        values = {**self.origin, **declared, **_variants(self.spec, trials), **(found or {})}
+        self.study.write(run_ids, **_add_earlier(values, self.study, record, kept))
+
+    def _declare(self, record: Mapping[str, Any], run_ids: Sequence[str]) -> dict[str, Any]:
+        """Return when the primary claim was declared, of how many runs, and how many had ended; {} without a claim.
+
+        A claim on record stays declared as it was. Runs that join its study are added, with those that have ended.
+        A record of an older version has a claim without its declaration, which stays unknown.
+        """
+        claim = _claim_of(self.origin)
+        last = next((each for each in (record, self.before) if _claim_of(each) == claim), None)
+        if claim is None or (last is not None and "declared" not in last):
+            return {}
+        known = set() if last is None else set(list_recorded(last))
+        made = {"at": time.strftime(CLOCK), "ended": 0, "runs": 0} if last is None else last["declared"]
+        joined = [RunDirectory(self.study.pool, run_id) for run_id in dict.fromkeys(run_ids) if run_id not in known]
+        ended = made["ended"] + sum(run.finished for run in joined)
+        return {"declared": {**made, "ended": ended, "runs": made["runs"] + len(joined)}}
 
     def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
         """Record the end of the launch and its total wall time.
@@ -90,7 +100,11 @@ class StudyRecord:
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
         earlier_s = self.before.get("provenance", {}).get("wall_s", 0.0) if is_same else 0.0
         if not has_worked and earlier_s:
-            origin = {key: value for key, value in self.before.items() if key not in ("name", "run_ids", "earlier")}
+            origin = {
+                key: value
+                for key, value in self.before.items()
+                if key not in ("name", "run_ids", "earlier", "declared")
+            }
         else:
             wall_s = earlier_s + time.time() - self.started
             origin = {**self.origin, "provenance": {**self.origin["provenance"], "wall_s": wall_s}}
@@ -98,16 +112,8 @@ class StudyRecord:
         replace(self, origin={**origin, **trained_by}).write(trials, found)
 
 
-def _declaration(spec: SweepSpec, before: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return how many runs had ended when the primary claim was declared; {} without a claim.
-
-    A claim that the study had before keeps its declaration, so that a resumed sweep declares nothing anew.
-    """
-    if spec.primary is None:
-        return {}
-    if before.get("spec", {}).get("primary") == spec.primary:
-        return {"declared": before["declared"]} if "declared" in before else {}
-    return {"declared": {"ended": sum(trial.directory.finished for trial in trials), "runs": len(trials)}}
+def _claim_of(record: Mapping[str, Any]) -> str | None:
+    return record.get("spec", {}).get("primary")
 
 
 def _list_trained_by(pool: Path, run_ids: Iterable[str]) -> list[dict[str, Any]]:
@@ -163,7 +169,7 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
     origin = provenance()
     data = {"data_description": described(spec, corpus), "data_fingerprint": corpus.fingerprint}
-    started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    started_at = time.strftime(CLOCK)
     return {
         "launcher": spec.launcher,
         "command": origin["command"],

@@ -7,7 +7,7 @@ A claim's verdict has one form everywhere: "Supported (n = 3): sc's window is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -232,19 +232,32 @@ def _correct_one(claim: Claim, p: float, number: int) -> Claim:
     return word_claim(replace(claim, verdict="undecided", note=note, corrected=f"corrected p = {p:.2g}"))
 
 
+def count_compared(claims: Iterable[Claim]) -> int:
+    """Count the comparisons with a judgement, each once; a statement without a test is none."""
+    return len({claim.test for claim in claims if claim.test and claim.verdict != "not judged"})
+
+
+def count_corrected(claims: Sequence[Claim]) -> int:
+    """Count the comparisons that Holm's correction is for."""
+    return len({claim.test for claim in _corrected(claims)})
+
+
 def correction_note(claims: Sequence[Claim]) -> str:
-    """Name the correction and the number of comparisons, with a space at the end; "" for fewer than two."""
-    number = len({claim.test for claim in _corrected(claims)})
+    """Name the correction, the numbers of comparisons and the primary claim, with a space at the end."""
+    number, primary = count_corrected(claims), {claim.test for claim in claims if claim.is_primary}
+    declared = "".join(f"{claim.text} " for claim in claims if claim.subject == "primary")
     if number < 2:
-        return ""
-    besides = " besides the primary claim" if any(claim.is_primary for claim in claims) else ""
+        return declared
+    besides = " besides the primary claim" if primary else ""
+    untested = count_compared(claims) - number - len(primary)
+    over = f"the {number} comparisons of this report{besides}"
+    over += f"; {untested} without a p-value {'is' if untested == 1 else 'are'} not among them" if untested else ""
     needed = f"Seeds needed: to decide at a level of 5 % / {number}. "
     is_needed = any(claim.differences for claim in _corrected(claims))
-    late = "".join(f"{claim.text} " for claim in claims if claim.subject == "primary")
     undone = "; where it undoes a verdict, the corrected p stands beside" if any(c.corrected for c in claims) else ""
     return (
-        f"Verdicts stand after Holm's correction over the {number} comparisons of this report{besides}; intervals are "
-        f"uncorrected{undone}. {_untested_note(claims)}{late}{needed if is_needed else ''}"
+        f"Verdicts stand after Holm's correction over {over}; intervals are "
+        f"uncorrected{undone}. {_untested_note(claims)}{declared}{needed if is_needed else ''}"
     )
 
 

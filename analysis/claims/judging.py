@@ -35,7 +35,7 @@ from analysis.claims.claim import (
     word_claim,
 )
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
-from analysis.claims.reference import primary_test, reference_claims
+from analysis.claims.reference import find_primary, reference_claims
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, window_claims
 from analysis.drawing.typeset import Cell, Table
@@ -72,20 +72,34 @@ def judge(study: Study) -> tuple[Claim, ...]:
         papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
     papers += [*recall.claims(study), *quantization.claims(study), *lengths.claims(study), *signals.claims(study)]
     compared = reference_claims(study)
-    primary = primary_test(study, compared)
-    declared = study.study.get("declared") or {"ended": 0}
-    claims = correct([*compared, *papers], () if declared["ended"] else primary)
-    if (asked := study.spec.get("primary")) and not primary:
-        text = f"The declared primary claim, {asked}, fits none of the comparisons, or several: all are corrected."
-        remarks.append(Claim("primary", "not judged", text))
-    elif primary and declared["ended"]:
-        ended, runs = declared["ended"], declared["runs"]
-        known = f"{ended} of {plural(runs, 'run')} had ended"
-        known = f"all of its {plural(runs, 'run')} had ended when its record began" if ended == runs else known
-        text = f"The primary claim, {asked}, is corrected as the others are: {known}"
-        text += ", as after drawing from an archive." if ended == runs else " when it was declared."
-        remarks.append(Claim("primary", "not judged", text))
+    primary, remark = _find_primary(study, compared)
+    remarks += [Claim("primary", "not judged", remark)] if remark else []
+    claims = correct([*compared, *papers], primary)
     return (*claims, *remarks, *_coverage(study), _scale(study, papers))
+
+
+def _find_primary(study: Study, compared: Sequence[Claim]) -> tuple[tuple[str, ...], str]:
+    """Return the comparison that Holm does not correct, () for none, and a sentence on the declared claim, or "".
+
+    A claim counts as declared beforehand if no run of the study had ended by then.
+    """
+    name = study.spec.get("primary")
+    if not name:
+        return (), ""
+    found, declared = find_primary(study, compared), study.study.get("declared")
+    if len(found) != 1:
+        fits = f"fits {len(found)} comparisons ({join_words(found.values())})" if found else "fits no comparison"
+        return (), f"The declared primary claim, {name}, {fits}: all are corrected."
+    late = f"The primary claim, {name}, is corrected as the others are: "
+    if declared is None:
+        return (), f"{late}its record lacks when it was declared."
+    on, runs = f" on {declared['at'][:10]}" if declared.get("at") else "", plural(declared["runs"], "run")
+    if not declared["ended"]:
+        text = f"The primary claim, {name}, is not corrected: none of {runs} had ended when it was declared{on}."
+        return next(iter(found)), text
+    if declared["ended"] == declared["runs"]:
+        return (), f"{late}all {runs} known by then had ended when its record began{on}."
+    return (), f"{late}{declared['ended']} of {runs} had ended when it was declared{on}, or when they joined its study."
 
 
 def _name_setting(claim: Claim, prefix: str) -> Claim:

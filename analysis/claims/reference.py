@@ -58,22 +58,27 @@ def reference_claims(study: Study) -> list[Claim]:
     return claims
 
 
-def primary_test(study: Study, claims: Iterable[Claim]) -> tuple[str, ...]:
-    """Return the comparison that the sweep declared as its primary one; () if none, or if several fit.
+def find_primary(study: Study, claims: Iterable[Claim]) -> dict[tuple[str, ...], str]:
+    """Return the comparisons that the sweep's primary claim fits, with their series: one, if it is a good name.
 
     Args:
-        study: its spec has ``primary``, e.g. "sc.window", or of a variant "qk_norm=rmsnorm.window".
+        study: its spec has ``primary``, e.g. "sc.window", "sc width=256.window", "qk_norm=rmsnorm.window".
         claims: `reference_claims`.
     """
-    part, _, quantity = str(study.spec.get("primary") or "").rpartition(".")
-    found = set()
-    for claim in claims:
-        about, series = claim.about
-        if claim.test and about == DECLARED.get(quantity):
-            runs = study.of(series).iloc[0]
-            named = (runs["variant"],) if runs["variant"] else (runs["mechanism"], runs["residual"], runs["optimizer"])
-            found |= {claim.test} if part in named else set()
-    return found.pop() if len(found) == 1 else ()
+    name, _, quantity = str(study.spec.get("primary") or "").rpartition(".")
+    about = DECLARED.get(quantity)
+    found = {claim.test: claim.about[1] for claim in claims if claim.test and claim.about[0] == about}
+    found = {test: series for test, series in found.items() if _is_named(study, series, name)}
+    exact = {test: series for test, series in found.items() if set(series.split()) == set(name.split())}
+    return exact or found
+
+
+def _is_named(study: Study, series: str, name: str) -> bool:
+    """Return whether every word of a name is one of the series; a variant must be among them."""
+    runs, words = study.of(series).iloc[0], set(name.split())
+    variant = str(runs["variant"])
+    own = {runs["mechanism"], runs["residual"], runs["optimizer"], variant, *series.split()}
+    return name == variant or (words <= own and (not variant or variant in words))
 
 
 def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers]) -> Iterator[tuple[str, Claim]]:

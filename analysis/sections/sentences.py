@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis.claims import layers, signals
-from analysis.claims.claim import Claim, sentence, verdict_words
+from analysis.claims.claim import Claim, count_compared, count_corrected, sentence, verdict_words
 from analysis.claims.judging import judge
 from analysis.drawing.tables import limits
 from analysis.numbers.at_best_rate import numbers_of
@@ -34,8 +34,7 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     # a theorem that holds is no finding
     claims = [claim for claim in judged if claim.verdict != "not judged" and not layers.confirms_theorem(claim)]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
-    corrected = _number([claim for claim in claims if math.isfinite(claim.p) and not claim.is_primary])
-    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most, corrected)
+    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most, count_corrected(claims))
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
     compared = compared or _say_apart(judged)
     said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
@@ -119,7 +118,7 @@ def _say_undecided(claims: list[Claim]) -> str:
     """Count the open comparisons, and say what would decide them."""
     if not claims:
         return ""
-    waiting = [claim for claim in claims if claim.verdict in ("undecided", "unresolved", "no claim")]
+    waiting = [claim for claim in claims if claim.test and claim.verdict in ("undecided", "unresolved", "no claim")]
     if not waiting:
         return ""
     apart = [claim for claim in claims if claim.paper and claim.n > 2 and not claim.finding]  # in no other sentence
@@ -127,7 +126,7 @@ def _say_undecided(claims: list[Claim]) -> str:
     of_papers = join_words(f"{number} {words}" for words, number in counts.items() if number)
     last = f" Claims of papers: {of_papers}." if of_papers else ""
     coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
-    text = f"{UNDECIDED}: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
+    text = f"{UNDECIDED}: {count_compared(waiting)} of {plural(count_compared(claims), 'comparison')} (appendix)"
     if coarse:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f": about {max(known)} more runs" if known else " searches between"

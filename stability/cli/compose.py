@@ -91,7 +91,8 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
 def _drop_claim(config: Any, invocation: Invocation) -> None:
     """Drop a preset's primary claim on a part that the command no longer chooses; claims on variants stay."""
     claim, names = config.get("primary"), {name for axis in AXES for name in config.get(axis) or ()}
-    if claim and "primary" not in invocation.given and claim.rpartition(".")[0] not in names and "=" not in claim:
+    words = [word for word in (claim or "").rpartition(".")[0].split() if "=" not in word]
+    if "primary" not in invocation.given and not names.issuperset(words):
         config["primary"] = None
 
 

@@ -130,8 +130,8 @@ class SweepSpec(AbstractRecipe):
     primary: str | None = Field(
         default=None,
         min_length=1,
-        description="PART.QUANTITY or VARIANT.QUANTITY, e.g. sc.window or 'qk_norm=rmsnorm.window': the one claim "
-        "declared before the runs; Holm corrects all others",
+        description="WORDS.QUANTITY, e.g. sc.window, 'sc width=256.window' or 'qk_norm=rmsnorm.window', in "
+        "the words of a report's names: the one claim declared before the runs; Holm corrects all others",
     )
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")

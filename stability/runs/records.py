@@ -208,10 +208,11 @@ class TrainedBy(Record):
 
 
 class DeclaredPart(Record):
-    """Runs that had ended when a study's primary claim was declared, of all that were known."""
+    """Runs that had ended when a study's primary claim was declared, or when they joined it; the declaration's time."""
 
     ended: Whole
     runs: Whole
+    at: str = ""
 
 
 class StudyFile(Record):

@@ -181,10 +181,11 @@ def test_two_seeds_name_what_they_indicate_and_how_much(tmp_path):
 def test_the_decided_claims_of_papers_are_counted_beside_the_open_comparisons():
     """Those with an effect in numbers have a sentence of their own; of two seeds nothing is decided."""
     claims = [
-        Claim("a", "undecided", statement="a", n=3),
-        *(Claim(name, "contradicted", statement=name, n=12, paper=CONSENSUS) for name in "bc"),
-        Claim("d", "holds", statement="d", n=3, paper=CONSENSUS),
-        Claim("e", "holds", statement="e", n=3, paper=CONSENSUS, finding="e's window is wider"),
+        Claim("a", "undecided", statement="a", n=3, test=("a",)),
+        *(Claim(name, "contradicted", statement=name, n=12, paper=CONSENSUS, test=(name,)) for name in "bc"),
+        Claim("d", "holds", statement="d", n=3, paper=CONSENSUS, test=("d",)),
+        Claim("e", "holds", statement="e", n=3, paper=CONSENSUS, finding="e's window is wider", test=("e",)),
+        Claim("f", "holds", statement="f", n=15, paper=CONSENSUS, finding="f's matrices are exact"),
     ]
     assert _say_undecided(claims) == (
         "Undecided: 1 of 5 comparisons (appendix); they need more seeds. Claims of papers: 1 supported and 2 not supported."

@@ -124,7 +124,8 @@ def test_the_primary_claim_is_not_corrected_and_counts_among_no_others():
 def declaring(tmp_path, primary, **settings):
     """sc's window is wider than sa's and sw's by much the same; the same study whose sweep declared a claim."""
     study = study_of(tmp_path / primary, lrs=FINE, **settings)
-    return dataclasses.replace(study, study=study.study | {"spec": {"primary": primary}})
+    declared = {"ended": 0, "runs": 12, "at": "2026-11-29 01:02:03 +0000"}
+    return dataclasses.replace(study, study=study.study | {"spec": {"primary": primary}, "declared": declared})
 
 
 def test_a_declared_claim_is_found_among_a_studys_and_its_paper_claim_is_the_same_test(tmp_path):
@@ -134,21 +135,26 @@ def test_a_declared_claim_is_found_among_a_studys_and_its_paper_claim_is_the_sam
     (best,) = [claim for claim in judge(declaring(tmp_path, "mix.best")) if claim.is_primary]
     assert best.subject == "best NLL: mix"
     text = " ".join(claim.text for claim in judge(declaring(tmp_path, "gla.window")))
-    assert "The declared primary claim, gla.window, fits none of the comparisons, or several" in text
+    assert "The declared primary claim, gla.window, fits no comparison: all are corrected." in text
     assert "declared primary" not in " ".join(claim.text for claim in judge(study_of(tmp_path / "none", lrs=FINE)))
 
 
 def test_a_claim_declared_after_runs_had_ended_is_corrected_and_the_table_says_so(tmp_path):
     before = declaring(tmp_path / "before", "sc.window")
-    when = {0: "never", 42: "42 of 130 runs had ended when it was declared.",
-            130: "all of its 130 runs had ended when its record began, as after drawing from an archive."}  # fmt: skip
-    for ended, is_primary in ((0, True), (42, False), (130, False)):
-        declared = before.study | {"declared": {"ended": ended, "runs": 130}}
-        study = dataclasses.replace(before, study=declared)
-        assert any(claim.is_primary for claim in judge(study)) == is_primary
-        late = f"The primary claim, sc.window, is corrected as the others are: {when[ended]}"
-        assert (late in claims_table(study).caption) == (not is_primary)
-        assert (late in reference_table(study).caption) == (not is_primary)
+    at = {"at": "2026-11-29 01:02:03 +0000"}
+    for declared, text in (
+        ({"ended": 0, "runs": 130}, "is not corrected: none of 130 runs had ended when it was declared."),
+        ({"ended": 0, "runs": 1} | at, "is not corrected: none of 1 run had ended when it was declared on 2026-11-29."),
+        ({"ended": 42, "runs": 130} | at, "is corrected as the others are: 42 of 130 runs had ended when it was declared "
+         "on 2026-11-29, or when they joined its study."),
+        ({"ended": 130, "runs": 130}, "is corrected as the others are: all 130 runs known by then had ended when its "
+         "record began."),
+        (None, "is corrected as the others are: its record lacks when it was declared."),
+    ):  # fmt: skip
+        study = dataclasses.replace(before, study=before.study | {"declared": declared})
+        assert any(claim.is_primary for claim in judge(study)) == text.startswith("is not")
+        assert f"The primary claim, sc.window, {text}" in claims_table(study).caption
+        assert f"The primary claim, sc.window, {text}" in reference_table(study).caption
 
 
 def test_a_cell_whose_verdict_the_correction_undoes_has_the_corrected_p_value(tmp_path):
@@ -173,6 +179,20 @@ def test_a_residual_connections_claim_may_be_declared(tmp_path):
     settings = [{"residual": each, "objective": "ar"} for each in ("identity", "mhc", "mhc_lite")]
     found = judge(declaring(tmp_path, "mhc_lite.best", mechanisms=["sa"], settings=settings))
     assert [claim.subject for claim in found if claim.is_primary and claim.about[0]] == ["best NLL: sa mhc_lite"]
+
+
+def test_a_primary_claim_names_a_size_by_the_words_of_the_table(tmp_path):
+    settings = [{"model": f"nano width={each}"} for each in (64, 256)]
+    for name, subjects in (
+        ("sc width=256.best", ["best NLL: sc width=256"]),
+        ("width=64 sc.best", ["best NLL: sc width=64"]),
+        ("sc.best", []),
+    ):
+        study = declaring(tmp_path, name, mechanisms=["sa", "sc"], settings=settings)
+        found = judge(study)
+        assert [claim.subject for claim in found if claim.is_primary] == subjects
+        several = "sc.best, fits 2 comparisons (sc width=64 and sc width=256): all are corrected."
+        assert (several in reference_table(study).caption) == (not subjects)
 
 
 def test_a_variants_claim_may_be_declared_and_is_not_its_bases(tmp_path):

@@ -191,6 +191,8 @@ def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_ot
     assert sweep("study=text_54m").primary == "sc.window" and only_sa.primary is None
     # a preset without settings of its mechanisms
     assert sweep("study=flagship").primary == "sc.window" and sweep("study=flagship", "mechanism=sa").primary is None
+    assert sweep("study=consensus_widths").primary == "sc width=256.window"
+    assert sweep("study=consensus_widths", "mechanism=sa").primary is None
     with pytest.raises(ValueError, match="primary=sc.window: sc is no part of this sweep"):
         sweep("study=text_54m", "mechanism=sa", "primary=sc.window")
     built_on_another = sweep("study=vit_small_cifar100", "data.path=X", "optimizer=sgd")

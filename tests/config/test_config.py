@@ -222,6 +222,28 @@ def test_a_sweeps_primary_claim_is_one_of_its_parts_and_quantities_and_moves_no_
             read_spec("sweep", [*words, f"primary={given}"])
 
 
+def test_a_primary_claim_names_one_comparison_of_a_sweep():
+    sized = ["study=consensus_widths"]
+    both = ["mechanism=[sa,sc]", "residual=[identity,mhc]", "objective=ar", "lr=[1e-3]"]
+    cast = ["mechanism=[sa,sc]", "precision=[float32,bf16]", "lr=[1e-3]"]
+    for words, given in (
+        (sized, "sc width=256.window"), (sized, "width=64 sc.best"), (both, "sc mhc.best"), (cast, "sc.window"),
+        (cast, "sc precision=bf16.window"), (["mechanism=[sc]", "lr=[1e-3]"], "sc.window"),
+    ):  # fmt: skip
+        assert read_spec("sweep", [*words, f'primary="{given}"']).primary == given
+    for words, given, rest in (
+        (sized, "sc.window", " fits 2 comparisons, of sc width=64, sc width=256; name one, e.g. "
+         "'primary=\"sc width=64.window\"'"),
+        (sized, "sc width=128.window", ": width=128 is no part of this sweep; did you mean"),
+        (sized, "sa width=64.window", " fits no comparison; name one, e.g. 'primary=\"sc width=64.window\"'"),
+        (both, "mhc.best", " fits 2 comparisons, of sa mhc, sc mhc;"),
+        (both, "sa identity.best", " fits no comparison;"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as caught:
+            read_spec("sweep", [*words, f'primary="{given}"'])
+        assert str(caught.value).startswith(f"primary={given}{rest}"), str(caught.value)
+
+
 def test_a_sweeps_primary_claim_may_be_on_a_variant():
     words = ["mechanism=[sa]", "lr=[1e-3]", "ablate.sa.qk_norm=[rmsnorm]", "ablate.model.logit_softcap=[0.5]"]
     for given in ("qk_norm=rmsnorm.window", "model.logit_softcap=0.5.best"):

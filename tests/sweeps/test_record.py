@@ -89,14 +89,47 @@ def test_a_primary_claim_is_recorded_with_the_runs_that_had_ended_when_it_was_de
     spec, trials = make_sweep(tmp_path, "primary=sc.window")
     corpus = prepare(spec.data, tmp_path / "runs" / "cache")
 
-    def begin(spec=spec):
-        record = StudyRecord.begin(spec, corpus, trials)
-        record.write(trials)
+    def begin(spec=spec, asked=trials[:3]):
+        record = StudyRecord.begin(spec, corpus)
+        record.write(asked)
         return record.study.read().get("declared")
 
     assert begin(spec.model_copy(update={"primary": None})) is None, "no claim, no declaration"
     trials[0].directory.set_status("stable", step=12)
-    assert begin() == {"ended": 1, "runs": 4}, "one run was known before the claim"
+    first = begin()
+    assert (first["ended"], first["runs"]) == (1, 3), "one run was known before the claim"
+    assert first["at"].startswith(time.strftime("%Y-%m-%d"))
     trials[1].directory.set_status("diverged", step=3)
-    assert begin() == {"ended": 1, "runs": 4}, "a resumed sweep declares nothing anew"
-    assert begin(spec.model_copy(update={"primary": "sc.best"})) == {"ended": 2, "runs": 4}
+    assert begin() == first, "a resumed sweep declares nothing anew"
+    trials[3].directory.set_status("stable", step=12)
+    assert begin(asked=trials) == first | {"ended": 2, "runs": 4}, "a run that had ended when it joined was known"
+    assert begin(spec.model_copy(update={"primary": "sc.best"}))["ended"] == 3
+
+
+def test_runs_of_earlier_commands_were_known_when_a_claim_is_declared_after_them(tmp_path):
+    spec, trials = make_sweep(tmp_path, "primary=sc.window")
+    corpus = prepare(spec.data, tmp_path / "runs" / "cache")
+    for trial in trials:
+        trial.directory.write_spec(trial.spec)
+    StudyRecord.begin(spec.model_copy(update={"primary": None}), corpus).write(trials[:2])
+    trials[0].directory.set_status("stable", step=12)
+    record = StudyRecord.begin(spec, corpus)
+    record.write(trials[2:])
+    found = record.study.read()
+    assert (found["declared"]["ended"], found["declared"]["runs"], len(found["run_ids"])) == (1, 4, 4)
+
+
+def test_a_launch_without_work_leaves_the_claim_and_its_declaration(tmp_path):
+    spec, trials = make_sweep(tmp_path, "primary=sc.window")
+    corpus = prepare(spec.data, tmp_path / "runs" / "cache")
+    record = StudyRecord.begin(spec, corpus)
+    record.write(trials)
+    for trial in trials:
+        trial.directory.set_status("stable", step=12)
+    record.close(trials, None, has_worked=True)
+    first = record.study.read()
+    assert (first["declared"]["ended"], first["declared"]["runs"]) == (0, 4)
+    again = StudyRecord.begin(spec.model_copy(update={"primary": "sc.best"}), corpus)
+    again.write(trials)
+    again.close(trials, None, has_worked=False)
+    assert record.study.read() == first
