@@ -17,10 +17,14 @@ from analysis.numbers.early_measurements import fate_counts, name_runs
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
     FEWEST_GROUPS,
+    GROUPS,
+    LEFT_OUT,
+    NEAR,
     OF_CURVES,
     OF_RUNS,
     POOLED,
     SAME_RATE,
+    TWO_GROUPS,
     Predictor,
     Scored,
     best_baseline,
@@ -70,7 +74,7 @@ def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Cl
 
 def _judge_runs(scored: Scored, event: str) -> Claim:
     """Return one predictor's claim: all runs, same rate, each baseline, each set."""
-    found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
+    found = scored.scopes[POOLED]
     name = _opening(scored.predictor.name)
     if math.isnan(found.value):
         alike = "all" if len(scored.sets) < 2 else "those of each set"
@@ -78,15 +82,30 @@ def _judge_runs(scored: Scored, event: str) -> Claim:
         return Claim(f"{name}: which runs {EVENTS[event]}", "not judged", f"{name} cannot be judged: {why}.")
     text = (
         f"{name} at step k tells which of {plural(scored.numbers[POOLED], 'run')} {EVENTS[event]} with an AUC of "
-        f"{_value(found)}{_chance(found)}"
+        f"{_value(found)}{_chance(found)}; {_compare_at_same_rate(scored)}"
     )
-    if not math.isnan(same.value):
-        pairs = plural(scored.numbers[SAME_RATE], "pair")
-        text += f"; at the same rate ({pairs} of runs), where the rate tells nothing, {_value(same)}{_chance(same)}"
     claim = _add_differences(
         scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED]
     )
     return replace(claim, text=" ".join(filter(None, (claim.text, _set_by_set(scored)))))
+
+
+WITHIN = f"within {100 * (NEAR - 1):.0f} %"
+AT_SAME_RATE = f"at the same rate ({WITHIN})"
+NO_PAIRS = "no two runs of nearly the same rate ended differently"
+
+
+def _compare_at_same_rate(scored: Scored) -> str:
+    """Return the share of the pairs of runs at the same rate that a predictor orders rightly."""
+    same, numbers = scored.scopes[SAME_RATE], scored.numbers
+    if math.isnan(same.value):
+        return f"the rate orders all {numbers[LEFT_OUT]} pairs {WITHIN} alike" if numbers[LEFT_OUT] else NO_PAIRS
+    of_two, value = numbers[TWO_GROUPS], _value(scored.scopes[TWO_GROUPS])
+    two = f"; a share of {value} of the {of_two} of two series" if of_two else ""
+    return (
+        f"{AT_SAME_RATE} it orders a share of {_value(same)} of {plural(numbers[SAME_RATE], 'pair')} of "
+        f"{plural(numbers[GROUPS], 'group')} rightly{_chance(same)}{two}"
+    )
 
 
 def _set_by_set(scored: Scored) -> str:
@@ -199,14 +218,24 @@ ANSWERS = {"better": "Better than", "worse": "Worse than", "cannot tell": "Undec
 
 
 def answer(scored: Sequence[Scored]) -> str:
-    """Return how α_max / α compares with the best baseline in telling which runs break; "" if that is not judged."""
+    """Return how α_max / α compares with the best baseline in telling which runs break, and with the rate at one rate.
+
+    "" if that is not judged.
+    """
     own, best = _ratio(scored), best_baseline(scored)
     if best is None or own is None or math.isnan(own.scopes[POOLED].value):
         return ""
-    found = ANSWERS[verdict(own.beyond[best.predictor.column])]
+    found, same = ANSWERS[verdict(own.beyond[best.predictor.column])], own.scopes[SAME_RATE]
+    by_rate = next(each for each in scored if each.predictor.column == "lr").scopes[SAME_RATE]
+    there = "Better" if same.low > 0.5 else "Worse" if same.high < 0.5 else "Undecided"
+    at_one_rate = (
+        f"{there} {AT_SAME_RATE}: a share of {_value(same)} of {plural(own.numbers[SAME_RATE], 'pair')} in order, "
+        f"by the rate {number_text(by_rate.value)}"
+    )
     return (
         f"{found} the {best.predictor.name} at telling which runs break: AUC {_value(own.scopes[POOLED])} "
-        f"against {_value(best.scopes[POOLED])}"
+        f"against {_value(best.scopes[POOLED])}. "
+        f"{_opening(_compare_at_same_rate(own)) if math.isnan(same.value) else at_one_rate}"
     )
 
 
@@ -215,7 +244,7 @@ def _ratio(scored: Sequence[Scored]) -> Scored | None:
 
 
 def compare_with_baseline(scored: Sequence[Scored], event: str) -> str:
-    """Return the AUC of α_max / α beside the best baseline's; "" if one of them is unknown.
+    """Return the AUC of α_max / α beside the best baseline's, and its pairs at one rate; "" if an AUC is unknown.
 
     Args:
         scored: all scores of the event.
@@ -227,7 +256,7 @@ def compare_with_baseline(scored: Sequence[Scored], event: str) -> str:
         return ""
     return (
         f"Which runs {EVENTS[event]}: {own.predictor.name} tells with an AUC of {_value(own.scopes[POOLED])}, "
-        f"{best.predictor.name} with {_value(best.scopes[POOLED])}."
+        f"{best.predictor.name} with {_value(best.scopes[POOLED])}. {_opening(_compare_at_same_rate(own))}."
     )
 
 

@@ -98,6 +98,67 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     return Estimate.of(float(won.sum()) / total if total else np.nan, drawn)
 
 
+def share_in_order(
+    scores: Sequence[float], places: Sequence[float], pairs: tuple[np.ndarray, np.ndarray], draws: Draws
+) -> tuple[Estimate, int]:
+    """Return the share of given pairs whose first run scores higher; a tie counts half.
+
+    Pairs whose first run has the higher place weigh as much in all as those in which it has the lower, the fewer of
+    the two: no rising or falling function of the place has another share than ½.
+
+    Args:
+        scores: one per run; ±∞ allowed, NaN not.
+        places: one finite number per run.
+        pairs: rows of the runs with the event, and of those without (`near_pairs`).
+        draws: resampled units.
+
+    Returns:
+        The share, NaN without pairs, and the number of pairs that it is of.
+    """
+    s, x, (first, second) = np.asarray(scores, dtype=float), np.asarray(places, dtype=float), pairs
+    assert not np.isnan(s).any(), "whoever leaves a run out says so"
+    right, order = (s[first] > s[second]) + (s[first] == s[second]) / 2, np.sign(x[first] - x[second])
+    counts = np.vstack([np.ones(draws.num_units), draws.counts()])  # first the runs as they are, then each draw
+    won, number = np.zeros((2, 3, len(counts)))
+    for kind, sign in enumerate((-1, 0, 1)):
+        units = draws.codes[first[order == sign]], draws.codes[second[order == sign]]
+        for sums, values in ((won, right[order == sign]), (number, 1.0)):
+            by_units = np.zeros((draws.num_units, draws.num_units))
+            np.add.at(by_units, units, values)
+            sums[kind] = ((counts @ by_units) * counts).sum(axis=1)
+    least = np.minimum(number[0], number[2])
+    shares = won / np.maximum(number, 1)
+    with np.errstate(invalid="ignore"):
+        found = (won[1] + least * (shares[0] + shares[2])) / (number[1] + 2 * least)
+    return Estimate.of(float(found[0]), found[1:]), int(number[1, 0] + 2 * least[0])
+
+
+def near_pairs(
+    places: Sequence[float], events: Sequence[bool], strata: Sequence[Hashable], within: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of a run with the event and one without, of one stratum, at most ``within`` apart.
+
+    Args:
+        places: one finite number per run.
+        events: whether each run had the event.
+        strata: one per run.
+        within: largest distance of a pair's places.
+
+    Returns:
+        Rows of the runs with the event, and of those without.
+    """
+    x, hit, codes = np.asarray(places, dtype=float), np.asarray(events, dtype=bool), _codes(strata, len(places))
+    keys = x + codes * (np.ptp(x) + 2 * within + 1)  # strata are further apart than any pair
+    first, second = np.flatnonzero(hit), np.flatnonzero(~hit)
+    second = second[np.argsort(keys[second], kind="stable")]
+    low, high = (
+        np.searchsorted(keys[second], keys[first] + sign * within, side) for sign, side in ((-1, "left"), (1, "right"))
+    )
+    number = high - low
+    begins = np.repeat(low - (np.cumsum(number) - number), number)
+    return np.repeat(first, number), second[begins + np.arange(number.sum())]
+
+
 def _sum_by_units(s: np.ndarray, hit: np.ndarray, codes: np.ndarray, draws: Draws) -> np.ndarray:
     """Return won pairs and all pairs for each two units: the run with the event, and the one without."""
     ranks = np.unique(s, return_inverse=True)[1]

@@ -21,6 +21,7 @@ from analysis.numbers.early_measurements import has_early, join_early_curves, jo
 from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
+    GROUPS,
     POOLED,
     SAME_RATE,
     Scored,
@@ -105,14 +106,15 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     frame = telling(runs, event)
     names, sets = list(dict.fromkeys(frame["mechanism"])), list(dict.fromkeys(frame["stratum"]))
     head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
-    head |= {POOLED: _share(frame, event), SAME_RATE: f"{scored[0].numbers[SAME_RATE]} pairs"}
+    head |= {POOLED: _share(frame, event), SAME_RATE: _pairs(scored[0])}
     caption = (
         "After the horizon; a spike counts whatever the verdict. AUC: how often, of a run that does and one that does "
         "not, the first has the more alarming value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the "
-        "value alarms the wrong way); which way alarms was fixed beforehand. Same rate: over pairs of runs at one "
-        "rate only. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot "
-        "tell”: 0 lies inside. Medians of the "
-        "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
+        "value alarms the wrong way); which way alarms was fixed beforehand. Same rate: over pairs of runs whose rates "
+        f"lie {said.WITHIN} of each other, both orders of the rates weighing the same: the rate’s own row is the "
+        "control. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
+        "0 lies inside. Medians of the recorded steps (own optimizer state unless said); loss and gradient norm: of as "
+        "many training steps, up to k "
         f"and from k to the horizon. Baselines below the α_max rows. {told}"
     )
     title = f"Which runs {EVENTS[event]}"
@@ -120,6 +122,10 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     if len(sets) > 1:
         head = {name: _share(frame[frame["stratum"] == name], event) for name in sets}
         yield from _tables(f"{title}, set by set", "As above.", _replace_by_sets(scored), sets, head, ())
+
+
+def _pairs(scored: Scored) -> str:
+    return f"{plural(scored.numbers[SAME_RATE], 'pair')}, {plural(scored.numbers[GROUPS], 'group')}"
 
 
 def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: str) -> Iterator[Table]:
@@ -238,7 +244,7 @@ def _opening(found: Evidence) -> str:
 
 
 def conclusion(study: Study) -> str:
-    """Return the predictors better than every baseline, and the AUC of α_max / α beside the best baseline's."""
+    """Return the predictors better than every baseline, and α_max / α beside the best baseline and at one rate."""
     found = evidence(study)
     return f"{said.conclusion(found.claims())} {said.compare_with_baseline(found.of_runs['broke'], 'broke')}".rstrip()
 
@@ -253,7 +259,7 @@ def leads(study: Study) -> bool:
 
 
 def title(study: Study) -> str:
-    """Return the question with its answer on broken runs: AUC of α_max / α beside the best baseline's."""
+    """Return the question with its answer on broken runs: α_max / α beside the best baseline, and at one rate."""
     return f"{TITLE} {said.answer(evidence(study).of_runs['broke'])}"
 
 

@@ -37,8 +37,8 @@ ROC_CAPTION = (
     "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over the runs "
     "of which each is known, in the colours and dashes that the same rows have on the right, baselines grey; of "
     "several sets of runs the mean of their curves, each by its number of pairs. Right: the area below, which is 0.5 "
-    "for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of runs at the same rate; "
-    "small marks, single mechanisms."
+    "for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of runs at the same "
+    "rate (within 5 %); small marks, single mechanisms."
 )
 RANKS_CAPTION = (
     "Ranks of the curves (all rates of a series and seed) by what is predicted at step k against those by what came "

@@ -12,8 +12,12 @@ from analysis.numbers.early_measurements import early_curves, early_runs
 from analysis.numbers.early_measurements import join_early_curves as early_curves_of
 from analysis.numbers.early_measurements import join_early_runs as early_runs_of
 from analysis.numbers.prediction import (
+    GROUPS,
+    LEFT_OUT,
+    NEAR,
     POOLED,
     SAME_RATE,
+    TWO_GROUPS,
     best_baseline,
     score_curves,
     score_runs,
@@ -21,6 +25,7 @@ from analysis.numbers.prediction import (
     unit_of,
     verdict,
 )
+from analysis.numbers.ranking import Draws, near_pairs, share_in_order
 from analysis.sections import contents, headline, prediction
 from analysis.study.load import load
 from tests.analysis.foretelling import LAST, run, study_of
@@ -104,6 +109,85 @@ def test_an_alpha_max_that_knows_nothing_cannot_be_told_from_chance_and_the_text
 
 def test_the_rate_alone_tells_nothing_among_runs_of_one_rate(unknown):
     assert by_column(score_runs(early_runs(unknown), "broke"))["lr"].scopes[SAME_RATE].value == 0.5
+
+
+NEIGHBOURS = {"sa": 1.0, "sc": 1.01, "mix": 1.02, "sw": 1.03, "gla": 1.04}
+
+
+def of_neighbours(alpha, factors=NEIGHBOURS, early=("sa", "mix"), seeds=3):
+    """Mechanisms with rates of their own beside each other's; ``early`` ones break from the third of four rates on, the
+    others at the last; ``alpha`` of (mechanism, rate)."""
+    return study_of([
+        run(place * factor, alpha(m, place * factor), mechanism=m, seed=seed, val_nll=2.0 + place,
+            **({"status": "diverged", "end": 120} if place > (0.3 if m in early else 0.6) else {}))
+        for m, factor in factors.items() for place in (0.1, 0.2, 0.4, 0.8) for seed in range(seeds)
+    ])  # fmt: skip
+
+
+def at_same_rate(study):
+    return by_column(score_runs(early_runs(study), "broke"))
+
+
+def test_an_alpha_max_that_knows_each_edge_orders_every_pair_at_one_rate_of_which_the_rate_orders_half():
+    """Two mechanisms broke at the third rate and three did not: one broken one has the highest rate of its pairs once
+    and the lowest five times, of nine pairs of seeds each."""
+    found = at_same_rate(of_neighbours(lambda m, lr: 1.0 if m in ("sa", "mix") else 10.0))
+    ratio, rate = found["alpha_max_ratio"], found["lr"]
+    assert (ratio.scopes[SAME_RATE].value, rate.scopes[SAME_RATE].value) == (1.0, 0.5)
+    assert (ratio.numbers[SAME_RATE], ratio.numbers[LEFT_OUT], ratio.numbers[GROUPS]) == (18, 36, 5)
+    assert (ratio.scopes[TWO_GROUPS].value, ratio.numbers[TWO_GROUPS]) == (1.0, 18)
+
+
+@pytest.mark.parametrize("power", [-2, -0.5, 0, 0.5, 2])
+def test_an_alpha_max_that_is_a_function_of_the_rate_alone_orders_half_of_the_pairs_at_one_rate(power):
+    study = of_neighbours(lambda m, lr: lr**power)
+    found = at_same_rate(study)
+    for column in ("alpha_max", "alpha_max_ratio", "lr"):
+        assert found[column].scopes[SAME_RATE].value == 0.5
+    assert "Undecided at the same rate (within 5 %): a share of 0.50" in prediction.title(study)
+    assert " of 18 pairs in order, by the rate 0.50" in prediction.title(study)
+
+
+def test_where_no_two_runs_of_nearly_the_same_rate_ended_differently_that_is_said():
+    far = of_neighbours(lambda m, lr: lr, {m: 1.1**place for place, m in enumerate(NEIGHBOURS)})
+    told = "no two runs of nearly the same rate ended differently"
+    assert at_same_rate(far)["alpha_max"].numbers[SAME_RATE] == 0
+    assert prediction.title(far).endswith(told.replace("no", "No", 1)) and told in prediction.conclusion(far).lower()
+    assert f"; {told}" in text_of(far)
+
+
+def test_pairs_at_one_rate_that_the_rate_orders_all_alike_ask_nothing_of_others():
+    study = of_neighbours(lambda m, lr: lr, {"sc": 1.0, "sa": 1.03})
+    assert at_same_rate(study)["alpha_max"].numbers[SAME_RATE] == 0
+    assert "The rate orders all 9 pairs within 5 % alike" in prediction.title(study)
+
+
+def test_the_share_of_near_pairs_is_that_of_a_loop_over_all_pairs_in_every_draw():
+    rng = np.random.default_rng(0)
+    number, within = 60, math.log10(NEAR)
+    places, scores = rng.integers(0, 12, number) * 0.01, rng.integers(0, 9, number).astype(float)
+    scores[:2], hit = (np.inf, 0.0), rng.random(number) < 0.4
+    strata, units = list(rng.integers(0, 2, number)), list(rng.integers(0, 6, number))
+    draws = Draws(units, num=40)
+    near = near_pairs(places, hit, strata, within)
+    found, pairs = share_in_order(scores, places, near, draws)
+
+    def loop(copies):
+        won, all_of = dict.fromkeys((-1, 0, 1), 0.0), dict.fromkeys((-1, 0, 1), 0)
+        for i in range(number):
+            for j in range(number):
+                if hit[i] and not hit[j] and strata[i] == strata[j] and abs(places[i] - places[j]) <= within:
+                    order = int(np.sign(places[i] - places[j]))
+                    weight = copies[draws.codes[i]] * copies[draws.codes[j]]
+                    all_of[order] += weight
+                    won[order] += weight * (1.0 if scores[i] > scores[j] else 0.5 if scores[i] == scores[j] else 0.0)
+        least = min(all_of[1], all_of[-1])
+        balanced = sum(least * won[order] / all_of[order] for order in (1, -1)) if least else 0.0
+        return (won[0] + balanced) / (all_of[0] + 2 * least), all_of[0] + 2 * least, sum(all_of.values())
+
+    share, kept, every = loop(np.ones(6))
+    assert found.value == pytest.approx(share) and pairs == kept < every == len(near[0])
+    assert found.draws == pytest.approx([loop(np.bincount(drawn, minlength=6))[0] for drawn in draws.drawn])
 
 
 def test_groups_are_drawn_where_there_are_four_and_curves_where_there_are_fewer(known):
@@ -344,7 +428,7 @@ def test_figures_and_tables_of_a_study_that_can_be_judged(known):
     assert set(drawn) == {"prediction-roc", "prediction-ranks"}
     tables = {table.title: table for table in prediction.tables_of(prediction.evidence(known))}
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in tables["Which runs diverge or spike"].rows}
-    assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs", ""]
+    assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs, 5 groups", ""]
     assert rows["α_max / α"] == ["1.00", "1.00", "1.00", "1.00", "1.00", "+0.05"]
     assert "Which runs diverge or spike, continued" in tables
 
