@@ -36,7 +36,7 @@ from stability.printable import visible
 CONFIG = {"displaylogo": False, "showSendToCloud": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 STYLE = """
 :root { color: #1d232b; background: #fff; font: 16px/1.5 Georgia, 'Times New Roman', serif; }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; }
+body { max-width: 62rem; margin: 0 auto; padding: 0 1.2rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; }
 h2 { font-size: 1.5rem; margin-top: 3rem; }
 h3 { font-size: 1.15rem; margin-top: 2.2rem; }
@@ -49,10 +49,78 @@ thead { border-bottom: 1px solid; } th, td { padding: .22rem .6rem; vertical-ali
 th[colspan] { border-bottom: 1px solid #5b6470; } .left { text-align: left; } .right { text-align: right; }
 dl { display: grid; grid-template-columns: 10rem 1fr; gap: .3rem .8rem; }
 dt { color: #5b6470; } dd { margin: 0; overflow-wrap: anywhere; }
-sub { line-height: 0; } nav { font-size: .88rem; } nav a { margin-right: 1.1rem; white-space: nowrap; }
-nav a.part { font-weight: bold; } nav a + a.part::before { content: '\\A'; white-space: pre; }
-h3.part { font-size: 1.5rem; }
+sub { line-height: 0; } h3.part { font-size: 1.5rem; }
 img { max-width: 100%; } .plotly-graph-div { border: 1px solid #e3e6ea; width: fit-content; }
+nav { position: sticky; top: 0; z-index: 1001; background: #fff; font-size: .88rem; padding: .6rem 0;
+  overflow: auto; white-space: nowrap; border-bottom: 1px solid #e3e6ea; }
+nav a { margin-right: 1.1rem; } nav a.part { font-weight: bold; } html { scroll-padding-top: 3.2rem; }
+summary { cursor: pointer; margin: 1.4rem 0 .6rem; } summary h3 { display: inline; }
+th button { all: unset; cursor: pointer; text-decoration: underline dotted #5b6470; text-underline-offset: .2em; }
+:focus-visible { outline: 2px solid #0072b2; outline-offset: 2px; }
+[aria-sort=ascending] button::after { content: ' ↑'; } [aria-sort=descending] button::after { content: ' ↓'; }
+@media (min-width: 76rem) {
+  body { display: grid; grid-template-columns: 14rem minmax(0, 60rem); gap: 2rem; max-width: 76rem; }
+  nav { align-self: start; box-sizing: border-box; max-height: 100vh; padding: 2.2rem 0; border: 0;
+    white-space: normal; }
+  nav a { display: block; margin: .3rem 0; } nav a.part { margin-top: 1rem; } html { scroll-padding-top: 1rem; }
+}
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; } }
+@media print { nav, .modebar { display: none; } th button { text-decoration: none; } }
+"""
+# A figure of a closed section is drawn once that opens. A column sorts if its cells are all words, or all numbers of
+# one unit; a table with an empty first cell does not, as its rows belong together.
+SCRIPT = r"""
+const pending = new Map(), NUMBER = /^[≥≤<>~ ]*([−+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(.*)$/;
+function figure(id, draw) {
+  const section = document.getElementById(id).closest("details");
+  if (section && !section.open) pending.set(id, draw); else draw();
+}
+function drawIn(section) {
+  for (const [id, draw] of pending) if (section.contains(document.getElementById(id))) { pending.delete(id); draw(); }
+}
+function reveal() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const section = target && target.closest("details");
+  if (section) { section.open = true; target.scrollIntoView(); }
+}
+function makeSortable(table) {
+  const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows].pop().cells;
+  const words = cell => [...cell.childNodes].filter(each => each.className !== "detail").map(each => each.textContent);
+  const value = cell => words(cell).join("").trim().replace(/^[-–—]+$/, "");
+  if (rows.length < 3 || rows.some(row => !value(row.cells[0]))) return;
+  [...heads].forEach((head, column) => {
+    const text = new Map(rows.map(row => [row, value(row.cells[column])])), known = rows.filter(row => text.get(row));
+    const parts = new Map(known.map(row => [row, text.get(row).match(NUMBER)]));
+    const units = new Set([...parts.values()].map(each => each && each[2])), areWords = units.has(null);
+    if (units.size !== 1) return;
+    const number = row => Number(parts.get(row)[1].replace("−", "-").replaceAll(",", ""));
+    const byText = (a, b) => text.get(a).localeCompare(text.get(b), "en", { numeric: true });
+    const compare = areWords ? byText : (a, b) => number(a) - number(b);
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const next = { ascending: "descending", descending: "" }[head.ariaSort] ?? "ascending";
+      [...heads].forEach(each => each.removeAttribute("aria-sort"));
+      if (next) head.setAttribute("aria-sort", next);
+      const sign = next === "descending" ? -1 : 1;
+      const sorted = next ? [...known].sort((a, b) => sign * compare(a, b)) : [];
+      table.tBodies[0].append(...new Set([...sorted, ...rows]));
+    });
+  });
+}
+addEventListener("toggle", event => drawIn(event.target), true);
+addEventListener("hashchange", reveal);
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("details").forEach(each => { each.open = true; });
+  drawIn(document);
+});
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("table").forEach(makeSortable);
+  document.querySelector("nav").addEventListener("click", () => setTimeout(reveal));
+  reveal();
+});
 """
 
 
@@ -116,23 +184,30 @@ class _Page:
 
     def add(self, parts: Iterable[Pieces], before: str = "") -> None:
         """Append a report's parts; ``before`` prefixes the headings' anchors."""
+        is_appendix, end = False, ""
         for piece in (piece for pieces in parts for piece in pieces):
-            if isinstance(piece, Heading):
-                anchor = f"{before}{piece.text}"
-                is_part = piece.text == assembly.APPENDIX
-                self.links.append(_link(anchor, piece.text, is_part and not before))
-                self.parts.append(f"<h3 id={_quote(anchor)}{_part(is_part)}>{text(piece.text)}</h3>")
-            else:
+            if not isinstance(piece, Heading):
                 self.parts.append(to_html(piece, self.numbers))
+                continue
+            anchor, is_part = f"{before}{piece.text}", piece.text == assembly.APPENDIX
+            self.links.append(_link(anchor, piece.text, is_part and not before))
+            place, words = f"id={_quote(anchor)}", text(piece.text)
+            if is_appendix:
+                self.parts.append(f"{end}<details {place}><summary><h3>{words}</h3></summary>")
+                end = "</details>"
+            else:
+                self.parts.append(f"<h3 {place}{_part(is_part)}>{words}</h3>")
+            is_appendix |= is_part
+        self.parts.append(end)
 
     def write(self, title: str, below: str, name: str, reports_dir: Path | str) -> Path:
         """Write the page and return its path."""
         head = f"<h1>{text(title)}</h1>" + (f"<p>{text(below)}</p>" if below else "")
         rest = (
             f'<title>{text(title)}</title>\n<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
-            f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{' '.join(self.links)}</nav>\n"
-            + "\n".join(self.parts)
-            + "\n</body></html>\n"
+            f"<script>{_plotly()}\n{SCRIPT}</script></head>\n"
+            f'<body><nav aria-label="Contents"><a href="#top">First page</a> {" ".join(self.links)}</nav>\n'
+            f'<main id="top">{head}' + "\n".join(self.parts) + "\n</main></body></html>\n"
         )
         page = f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{policy(rest)}{rest}'
         return replace_file(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
@@ -233,7 +308,8 @@ def _picture(picture: Picture, number: int) -> str:
         return f"<figure>{image}{caption}</figure>"
     data = json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     place = f'<div id="figure-{number}" class="plotly-graph-div"></div>'
-    script = f'(s => Plotly.newPlot("figure-{number}", s.data, s.layout, {json.dumps(CONFIG)}))({data})'
+    drawn = f'const s = {data}; Plotly.newPlot("figure-{number}", s.data, s.layout, {json.dumps(CONFIG)});'
+    script = f'figure("figure-{number}", () => {{ {drawn} }});'
     return f"<figure>{place}<script>{script}</script>{caption}</figure>"
 
 

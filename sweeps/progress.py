@@ -22,6 +22,9 @@ from sweeps.trial import Trial, variants
 CURVATURE, SAMPLES = "curvature", "samples"  # phases after the training
 OF_TEXT = Words()
 LATEST = 4  # timed trials of a kind that the time left is estimated from
+# A run's first steps compile and fill caches: one slow step would be multiplied by all of α_max's. Then the fewest that
+# are timed before anything is extrapolated.
+WARM_UP_STEPS, FEWEST_STEPS = 3, 5
 STALLED = "stalled"  # status "running" without a process working on the run
 
 
@@ -33,6 +36,7 @@ class Row:
         state: "running" lasts until α_max is measured and samples are scored.
         owner: "host:pid" of the process working on the run, for a view from outside.
         stood_s: seconds without a step, if unusually long.
+        step_s: seconds per step after the first ones; None before enough steps (`FEWEST_STEPS`).
         halves_s: seconds per step in each half of the log's end; () before enough steps (`STEPS`).
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
@@ -269,13 +273,14 @@ class Progress:
         return done / whole if whole else 0.0
 
     def row_eta_s(self, row: Row, factor: float = 1.0) -> float | None:
-        """Return the seconds until a trial ends, or None before a step was timed.
+        """Return the seconds until a trial ends, or None before enough steps of any trial were timed.
 
         For a trial trained earlier, only the measurements after training count. ``factor`` multiplies the training.
         """
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
-        if row.trained and not self.is_timed_whole:
+        # an expected time alone is that of a step or two before the launch
+        if not (self.is_timed_whole if row.trained else any(each.step_s for each in self.rows)):
             return None
         if row.trained or row.phase in (CURVATURE, SAMPLES):
             began_at = row.started_at if row.trained else row.trained_at
@@ -401,9 +406,10 @@ def _read_logs(row: Row) -> None:
         row.val_nll = validated[-1] if validated else row.val_nll
     if timing:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
-        row.step_s = _mean_step(timing) or row.step_s
-        middle = len(timing) // 2
-        halves = (timing[: middle + 1], timing[middle:]) if middle >= STEPS else ()
+        timed = [line for line in timing if line["step"] >= WARM_UP_STEPS]
+        row.step_s = (_mean_step(timed) if len(timed) > FEWEST_STEPS else None) or row.step_s
+        middle = len(timed) // 2
+        halves = (timed[: middle + 1], timed[middle:]) if middle >= STEPS else ()
         row.halves_s = tuple(filter(None, map(_mean_step, halves)))
     row.stood_s = standing_s(directory, timing) if row.phase == "training" else None
 

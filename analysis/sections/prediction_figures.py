@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.claims.prediction import EVENTS, TARGETS
 from analysis.drawing.marks import dots, entry, legend_columns, mark, mark_entry
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
+from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, mechanism_looks
 from analysis.numbers.prediction import (
     POOLED,
     SAME_RATE,
@@ -26,17 +26,14 @@ from analysis.study.load import Frame
 
 ROW_INCHES = 0.17
 GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
-# Colours of measured predictors by column; baselines are grey with different dashes.
-COLORS = {
-    "alpha_max_ratio": "#D55E00", "alpha_max": "#E69F00", "critical_ratio": "#0072B2", "critical_lr": "#56B4E9",
-    "sharpness": "#009E73", "adam_ratio": "#44AA99", "paper_alpha_max": "#CC79A7", "paper_alpha_max_ratio": "#882255",
-}  # fmt: skip
-DASHES = {"grad_norm": (0, (5, 2)), "loss": (0, (1, 1.4))}
-IN_ROC = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "lr", "grad_norm", "loss")
+# Dashes of the ROC curves by column: measured predictors black, baselines grey. Hues are those of mechanisms.
+IN_ROC = dict(zip(("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness"), DASHES, strict=True))
+IN_ROC |= dict(zip(("lr", "grad_norm", "loss"), DASHES, strict=False))
+SAMPLE = (-0.2, -0.05)  # place of a curve's dashes, left of every AUC
 ROC_CAPTION = (
     "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over the runs "
-    "of which each is known, in the colours and dashes that the same rows have on the right, baselines grey; of "
-    "several sets of runs the mean of their curves, each by its number of pairs. Right: the area below, which is 0.5 "
+    "of which each is known, in the dashes beside the names on the right, baselines grey; of several sets of runs the "
+    "mean of their curves, each by its number of pairs. Right: the area below, which is 0.5 "
     "for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of runs at the same "
     "rate (within 5 %); small marks, single mechanisms."
 )
@@ -78,7 +75,7 @@ def _label(predictor: Predictor) -> str:
 
 
 def _color(predictor: Predictor) -> str:
-    return MUTED if predictor.is_baseline else COLORS.get(predictor.column, INK)
+    return MUTED if predictor.is_baseline else INK
 
 
 def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> None:
@@ -91,7 +88,7 @@ def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> Non
         known = frame[frame[column].notna()]
         false, true = roc(each.predictor.sign * known[column], known[event], list(known["stratum"]))
         is_baseline = each.predictor.is_baseline
-        ax.plot(false, true, color=_color(each.predictor), linestyle=DASHES.get(column, "-"),
+        ax.plot(false, true, color=_color(each.predictor), linestyle=IN_ROC[column], label=_label(each.predictor),
                 linewidth=1.1 if is_baseline else 1.6, zorder=2 if is_baseline else 3)  # fmt: skip
     ax.set_xlim(-0.03, 1.03)
     ax.set_ylim(-0.03, 1.03)
@@ -104,6 +101,9 @@ def _areas(ax: Axes, scored: Sequence[Scored], styles: Mapping[str, tuple[str, s
     """Draw each predictor's AUC: over all runs with its interval, at the same rate, and by mechanism."""
     ax.axvline(0.5, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     for row, each in enumerate(scored):
+        if each.predictor.column in IN_ROC:  # its curve's dashes, beside its name
+            ax.plot(SAMPLE, [row, row], color=_color(each.predictor), linestyle=IN_ROC[each.predictor.column],
+                    label=_label(each.predictor), linewidth=1.1)  # fmt: skip
         for name, (color, marker) in styles.items():
             if name in each.scopes and not np.isnan(each.scopes[name].value):
                 faint = {"alpha": 0.75, "zorder": 3, "markeredgewidth": 0}
@@ -118,16 +118,17 @@ def _areas(ax: Axes, scored: Sequence[Scored], styles: Mapping[str, tuple[str, s
         ax.axhline(first - 0.5, color=MUTED, linewidth=0.5)
     ax.set_yticks(range(len(scored)), [_label(each.predictor) for each in scored], fontsize=7.5)
     ax.set_ylim(len(scored) - 0.4, -0.6)
-    ax.set_xlim(-0.03, 1.03)
+    ax.set_xlim(SAMPLE[0] - 0.01, 1.03)
+    ax.set_xticks(np.linspace(0, 1, 6))
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("AUC")
 
 
 def _interval(ax: Axes, found: Estimate, row: int, predictor: Predictor) -> None:
-    color, dashes = _color(predictor), DASHES.get(predictor.column, "-")
+    color = _color(predictor)
     if found.has_interval:
-        ax.plot([found.low, found.high], [row, row], color=color, linestyle=dashes, linewidth=1.6, zorder=2)
+        ax.plot([found.low, found.high], [row, row], color=color, linewidth=1.6, zorder=2)
     if not np.isnan(found.value):
         dots(ax, found.value, row, "o", color, 5.5, zorder=5, clip_on=False)
 

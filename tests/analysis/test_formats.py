@@ -235,6 +235,15 @@ def test_the_contents_tell_the_appendix_from_its_sections(study, tmp_path):
     assert '<a href="#Appendix" class="part">Appendix</a> <a href="#What-was-run">' in page
 
 
+def test_the_appendix_is_folded_by_section_and_every_link_has_its_place(study, tmp_path):
+    body = build_page([study], "synthetic", tmp_path).read_text("utf-8").partition("</head>")[2]
+    links = re.findall('<a href="#([^"]+)"', body)
+    folded = re.findall('<details id="([^"]+)"><summary><h3>', body)
+    assert len(folded) > 3 and folded == links[links.index("Appendix") + 1 :]
+    assert all(body.count(f' id="{each}"') == 1 for each in links)
+    assert body.count("</details>") == len(folded) and body.index("</nav>") < body.index("<h1>")
+
+
 def test_a_page_of_two_studies_names_each(study, tmp_path):
     page = build_page([study, study], "both", tmp_path).read_text("utf-8")
     assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" not in page

@@ -8,6 +8,7 @@ from scipy.stats import mannwhitneyu, spearmanr
 
 from analysis.claims import prediction as said
 from analysis.drawing.pieces import Paragraph, typst
+from analysis.drawing.style import INK, MUTED
 from analysis.numbers.early_measurements import early_curves, early_runs
 from analysis.numbers.early_measurements import join_early_curves as early_curves_of
 from analysis.numbers.early_measurements import join_early_runs as early_runs_of
@@ -431,6 +432,20 @@ def test_figures_and_tables_of_a_study_that_can_be_judged(known):
     assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs, 5 groups", ""]
     assert rows["α_max / α"] == ["1.00", "1.00", "1.00", "1.00", "1.00", "+0.05"]
     assert "Which runs diverge or spike, continued" in tables
+
+
+def test_curves_of_predictors_have_no_hue_and_their_dashes_beside_their_names(known):
+    panels = prediction.figures(known)["prediction-roc"].figure.axes
+    for left, right in zip(panels[::2], panels[1::2], strict=True):
+        curves, samples = (
+            {each.get_label(): (each.get_color(), each._unscaled_dash_pattern) for each in ax.lines}
+            for ax in (left, right)
+        )
+        curves = {label: look for label, look in curves.items() if not label.startswith("_")}
+        assert len(curves) > 3 and {color for color, _ in curves.values()} == {INK, MUTED}
+        assert len(set(map(str, curves.values()))) == len(curves), "no two look alike"
+        assert set(curves) <= {each.get_text() for each in right.get_yticklabels()}
+        assert {label: samples[label] for label in curves} == curves
 
 
 def test_a_study_whose_series_have_rates_of_their_own_is_titled_by_what_early_alpha_tells():

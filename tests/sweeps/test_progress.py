@@ -43,13 +43,13 @@ def test_a_running_trial_is_followed_by_its_last_rows(tmp_path):
     trial = fakes.make_trial(tmp_path, steps=10)
     progress = Progress([trial])
     started(trial)
-    for step in range(1, 5):
+    for step in range(1, 9):
         fakes.log_step(trial.directory, step, wall_s=0.5 * step, val_nll=3.25 if step == 2 else None)
     progress.poll()
     (row,) = progress.rows
-    assert (row.state, row.phase, row.step, row.num_steps) == ("running", "training", 4, 10)
-    assert (row.loss, row.val_nll, row.tokens_per_s, row.step_s) == (5.0 / 4, 3.25, 512.0, 0.5)
-    assert progress.row_eta_s(row) == 3.0
+    assert (row.state, row.phase, row.step, row.num_steps) == ("running", "training", 8, 10)
+    assert (row.loss, row.val_nll, row.tokens_per_s, row.step_s) == (5.0 / 8, 3.25, 512.0, 0.5)
+    assert progress.row_eta_s(row) == 1.0
     fakes.finish(trial.directory, "spiked", step=10, val_nll=2.5)
     progress.poll()
     assert (row.state, row.val_nll, row.step) == ("spiked", 2.5, 10)
@@ -110,46 +110,64 @@ def test_a_trial_that_only_lacks_its_curvature_ends_when_the_table_appears(tmp_p
     assert progress.rows[0].seconds is None
 
 
+def test_the_first_steps_of_a_sweep_are_not_extrapolated(tmp_path):
+    """Three slow steps, of a sweep that then takes 0.1 s a step; α_max takes as long as 1,000 steps."""
+    kinds = [{"mechanism": {"name": name}} for name in ("sa", "sc")]
+    trials = [fakes.make_trial(tmp_path, index, steps=20, curvature={}, **kind) for index, kind in enumerate(kinds)]
+    expected = {trial.run_id: (0.1, 100.0) for trial in trials}
+    progress = Progress(trials, is_done=lambda trial: False, expected=expected)
+    started(trials[0])
+    wall_s, said = 0.0, []
+    for step in range(1, 10):
+        wall_s += 30.0 if step <= 3 else 0.1
+        fakes.log_step(trials[0].directory, step, wall_s=wall_s)
+        progress.poll()
+        said.append((left_text(progress), progress.row_eta_s(progress.rows[0]) is None))
+    assert said[:7] == [("time left unknown yet", True)] * 7
+    assert said[7] == ("3 min 23 s left", False)
+    assert progress.eta_s() == pytest.approx(11 * 0.1 + 20 * 0.1 + 2 * 100.0)
+
+
 def test_the_time_left_adds_up_over_trials_at_the_speed_of_their_own_kind(tmp_path):
     kinds = [{"mechanism": {"name": name}} for name in ("sa", "sc", "sa", "sc")]
-    trials = [fakes.make_trial(tmp_path, index, steps=10, **kind) for index, kind in enumerate(kinds)]
+    trials = [fakes.make_trial(tmp_path, index, steps=20, **kind) for index, kind in enumerate(kinds)]
     progress = Progress(trials)
     progress.poll()
     assert progress.eta_s() is None
     for trial, step_s in zip(trials[:2], (1.0, 3.0), strict=True):
         started(trial)
-        for step in range(1, 6):
+        for step in range(1, 9):
             fakes.log_step(trial.directory, step, wall_s=step * step_s)
     progress.poll()
-    assert progress.eta_s() == (5 * 1.0 + 5 * 3.0 + 10 * 1.0 + 10 * 3.0) / 2
+    assert progress.eta_s() == (12 * 1.0 + 12 * 3.0 + 20 * 1.0 + 20 * 3.0) / 2
 
 
 @pytest.mark.parametrize(
     ("slow", "text"),
-    [(1.1, "16 s left"), (1.4, "about 18 s left"), (3.0, "15 s to 45 s left")],
+    [(1.1, "19 s left"), (1.4, "about 22 s left"), (3.0, "18 s to 54 s left")],
 )
 def test_the_time_left_is_a_range_where_the_last_steps_took_unlike_times(slow, text, tmp_path):
-    trials = [fakes.make_trial(tmp_path, index, steps=10) for index in range(4)]
+    trials = [fakes.make_trial(tmp_path, index, steps=13) for index in range(4)]
     progress = Progress(trials)
     for trial, step_s in zip(trials[:2], (1.0, slow), strict=True):
         started(trial)
-        for step in range(1, 6):
+        for step in range(1, 9):
             fakes.log_step(trial.directory, step, wall_s=step * step_s)
     progress.poll()
     median = (1.0 + slow) / 2
-    assert progress.eta_s() == pytest.approx((5 * 1.0 + 5 * slow + 2 * 10 * median) / 2)
+    assert progress.eta_s() == pytest.approx((5 * 1.0 + 5 * slow + 2 * 13 * median) / 2)
     low, high = progress.swing()
     assert (low, high) == pytest.approx((1.0 / median, slow / median))
     assert left_text(progress) == text
 
 
 def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_path):
-    (trial,) = [fakes.make_trial(tmp_path, steps=200)]
+    (trial,) = [fakes.make_trial(tmp_path, steps=202)]
     progress = Progress([trial])
     started(trial)
     wall_s = 0.0
-    for step in range(1, 82):
-        wall_s += 1.0 if step <= 41 else 3.0
+    for step in range(1, 84):
+        wall_s += 1.0 if step <= 43 else 3.0
         fakes.log_step(trial.directory, step, wall_s=wall_s)
     progress.poll()
     assert progress.rows[0].halves_s == (1.0, 3.0) and progress.swing() == (0.5, 1.5)
@@ -166,12 +184,12 @@ def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_p
     ],
 )
 def test_only_the_trainings_share_of_the_time_left_varies_with_the_steps(after_s, text, tmp_path):
-    (trial,) = [fakes.make_trial(tmp_path, steps=201, curvature={})]
+    (trial,) = [fakes.make_trial(tmp_path, steps=203, curvature={})]
     progress = Progress([trial], is_done=lambda trial: False, expected={trial.run_id: (1.0, after_s / 2)})
     started(trial)
     wall_s = 0.0
-    for step in range(1, 82):
-        wall_s += 1.0 if step <= 41 else 3.0
+    for step in range(1, 84):
+        wall_s += 1.0 if step <= 43 else 3.0
         fakes.log_step(trial.directory, step, wall_s=wall_s)
     progress.poll()
     assert progress.eta_s() == 120 * 2.0 + after_s and progress.swing() == (0.5, 1.5)
@@ -195,41 +213,41 @@ def test_the_time_left_is_estimated_from_the_last_runs(tmp_path):
 def test_kinds_that_wait_are_expected_in_their_ratio_to_those_that_are_timed(tmp_path):
     """Here all is twice as slow as expected. sc has three times sa's steps and four times its α_max."""
     kinds = [{"mechanism": {"name": name}} for name in ("sa", "sa", "sc", "sc")]
-    trials = [fakes.make_trial(tmp_path, index, steps=10, curvature={}, **kind) for index, kind in enumerate(kinds)]
+    trials = [fakes.make_trial(tmp_path, index, steps=13, curvature={}, **kind) for index, kind in enumerate(kinds)]
     times = {"sa": (0.5, 2.0), "sc": (1.5, 8.0)}
     expected = {trial.run_id: times[trial.spec["mechanism"]["name"]] for trial in trials}
     measured = []
     progress = Progress(trials, is_done=lambda trial: trial.run_id in measured, expected=expected)
     started(trials[0])
     progress.poll()
-    assert progress.eta_s() == 2 * (10 * 0.5 + 2.0) + 2 * (10 * 1.5 + 8.0), "before a step, what was expected"
+    assert progress.eta_s() is None, "what was expected is of a step or two"
     assert progress.is_timed_whole and progress.share_done() == 0
-    for step in range(1, 6):
+    for step in range(1, 9):
         fakes.log_step(trials[0].directory, step, wall_s=step * 1.0)
     progress.poll()
-    whole = 2 * (10 * 1.0 + 4.0) + 2 * (10 * 3.0 + 16.0)
-    assert progress.eta_s() == whole - 5 * 1.0
-    assert progress.share_done() == pytest.approx(5 / whole)
+    whole = 2 * (13 * 1.0 + 4.0) + 2 * (13 * 3.0 + 16.0)
+    assert progress.eta_s() == whole - 8 * 1.0
+    assert progress.share_done() == pytest.approx(8 / whole)
     without = Progress(trials, is_done=lambda trial: trial.run_id in measured)
     without._began_at = 0.0
     started(trials[0])
     without.poll()
-    assert without.eta_s() == 4 * 10 * 1.0 - 5 * 1.0, "every kind as fast as the first, no α_max"
-    fakes.finish(trials[0].directory, "stable", step=10, val_nll=2.5)
+    assert without.eta_s() == 4 * 13 * 1.0 - 8 * 1.0, "every kind as fast as the first, no α_max"
+    fakes.finish(trials[0].directory, "stable", step=13, val_nll=2.5)
     progress.poll()
     trials[0].directory.curvature_file("terminal").parent.mkdir()
     measured.append(trials[0].run_id)
     progress.poll()
     progress.rows[0].curvature_s = 10.0  # five times the 2 s expected
     progress.poll()
-    assert progress.eta_s() == pytest.approx(10 * 1.0 + 10.0 + 2 * (10 * 3.0 + 5 * 8.0))
+    assert progress.eta_s() == pytest.approx(13 * 1.0 + 10.0 + 2 * (13 * 3.0 + 5 * 8.0))
 
 
 def test_the_time_left_is_of_the_training_alone_until_what_follows_it_has_been_timed(tmp_path):
-    trials, measured = [fakes.make_trial(tmp_path, index, curvature={}) for index in range(2)], []
+    trials, measured = [fakes.make_trial(tmp_path, index, steps=10, curvature={}) for index in range(2)], []
     progress = Progress(trials, is_done=lambda trial: trial.run_id in measured)
     steps = fakes.run_fake(trials[0])
-    for _ in range(3):
+    for _ in range(8):
         next(steps)
     progress.poll()
     assert left_text(progress).endswith(" s of training left")
