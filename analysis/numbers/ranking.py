@@ -151,9 +151,8 @@ def near_pairs(
     keys = x + codes * (np.ptp(x) + 2 * within + 1)  # strata are further apart than any pair
     first, second = np.flatnonzero(hit), np.flatnonzero(~hit)
     second = second[np.argsort(keys[second], kind="stable")]
-    low, high = (
-        np.searchsorted(keys[second], keys[first] + sign * within, side) for sign, side in ((-1, "left"), (1, "right"))
-    )
+    low = np.searchsorted(keys[second], keys[first] - within, "left")
+    high = np.searchsorted(keys[second], keys[first] + within, "right")
     number = high - low
     begins = np.repeat(low - (np.cumsum(number) - number), number)
     return np.repeat(first, number), second[begins + np.arange(number.sum())]
