@@ -11,7 +11,7 @@ from analysis.drawing.pieces import heading
 from analysis.drawing.typeset import Cell, Table
 from analysis.page import _Page, build_page
 
-from .synthetic import write_study
+from tests.analysis.synthetic import write_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -69,6 +69,7 @@ def test_a_link_of_the_contents_opens_its_section_and_draws_its_figures(report, 
         assert -1 <= section.evaluate("each => each.getBoundingClientRect().top") < 900
         assert 0 <= link.evaluate("each => each.getBoundingClientRect().top") < 900, "the contents stay in view"
         section.evaluate("each => { each.open = false; }")
+    page.goto("about:blank")  # the same address would load nothing
     page = opened(report, f"#{anchor}")
     page.wait_for_function("anchor => document.getElementById(anchor).open", arg=anchor)
 
