@@ -45,6 +45,7 @@ MOST_SETTINGS = 2  # whose values the first page gives for the base
 LINE = 110  # characters
 TITLE_LINE, TITLE_LINES = 60, 2  # characters; lines of a title for which there is room
 MOST_LINES, MOST_LINES_LOW = 35, 39  # lines of text on the first page beside a figure of full height, a lower one
+TALL = "optimizers"  # has a row for each series
 ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
 ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
@@ -115,19 +116,22 @@ def _make_table(study: Study) -> Table:
 def _draw_best_series(study: Study, found: Picture | None, *, is_low: bool) -> Picture | None:
     """Return the first page's figure with the table's series alone: of many, the appendix has the others."""
     shown = best_series(study)
-    if found is None or found.name != NLL or (len(study.series) <= FEW_SERIES and not is_low):
+    is_whole = len(shown) == len(study.series)
+    if found is None or found.name not in (NLL, TALL):
+        return found
+    if is_whole and (found.name == TALL or (len(shown) <= FEW_SERIES and not is_low)):
         return found
     with matplotlib.rc_context(RC):
         figure = nll_figure(study, series=shown)
     if figure is None:
         return found
-    if len(shown) == len(study.series):
+    if is_whole:
         return replace(found, figure=figure)
     chosen = "of the largest rates" if rank_variants(study) else "with the lowest NLLs"
     reference = lists_reference(study)
     beside, count = (f"{reference} and the", len(shown) - 1) if reference else ("The", len(shown))
     caption = f"{nll_caption(study, figure)} {beside} {count} series {chosen}; appendix: all."
-    return Picture(FEW, figure, caption, found.file.replace(f"{NLL}.", f"{FEW}."))
+    return Picture(FEW, figure, caption, found.file.replace(f"{found.name}.", f"{FEW}."))
 
 
 def second_page(study: Study, find: Find, prefix: str) -> Pieces:

@@ -18,6 +18,7 @@ from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
 from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
+from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.spread import FEW_RULE, FEWEST_FOR_MEDIANS, MEDIAN_RULE, Spread
 from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import prediction, transfer
@@ -141,6 +142,8 @@ def title(study: Study) -> str:
         return f"{question}? No mechanism learned {learned} at the rates swept"
     if said := answer_setting(study):
         return said
+    if study.is_in_multiples and compares_optimizers_alone(study):  # their rates have no common unit
+        return f"Which optimizer has the lowest NLL, each at rates of its own? {_say_lowest(study, 'optimizer')}"
     found = common if set(trained) <= common.keys() else windows(study)
     limit = limits(study, trained, "the")[found is common].replace("'", "’")
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
@@ -181,20 +184,27 @@ def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
 
 def _title_of_one_rate(study: Study) -> str:
     """Return the series with the lowest NLLs at the only rate."""
-    found = {name: each.median for name, each in windows(study).items()}
-    known = sorted(
-        (each.best_nll, name)
-        for name, each in found.items()
-        if each and unlearned_words(study)[name] != LEARNED_NOTHING
-    )
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
-    if len(found) == 1:
-        name = study.series[0]
-        said = f"NLL {known[0][0]:.3f}" if known else _explain_title(study, name, found[name])
-        return f"How well does {name} learn {place}? {said}"
-    ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
-    said = f"{join_words(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
-    return f"Which has the lowest NLL {place}? {said if ranked else 'None has learned anything'}"
+    if len(study.series) > 1:
+        return f"Which has the lowest NLL {place}? {_say_lowest(study, 'series')}"
+    name, known = study.series[0], _lowest_first(study)
+    said = f"NLL {known[0][0]:.3f}" if known else _explain_title(study, name, windows(study)[name].median)
+    return f"How well does {name} learn {place}? {said}"
+
+
+def _lowest_first(study: Study) -> list[tuple[float, str]]:
+    """Return the best NLL and the name of each series that learned something, sorted."""
+    found = {name: each.median for name, each in windows(study).items()}
+    lacking = unlearned_words(study)
+    return sorted((each.best_nll, name) for name, each in found.items() if each and lacking[name] != LEARNED_NOTHING)
+
+
+def _say_lowest(study: Study, column: str) -> str:
+    """Name the series with the lowest NLLs by a column of their runs."""
+    known = _lowest_first(study)
+    ranked = [f"{study.of(name)[column].iloc[0]} ({nll:.3f})" for nll, name in known[:NAMED]]
+    more = f", {len(known) - NAMED} others higher" if len(known) > NAMED else ""
+    return join_words(ranked) + more if ranked else "None has learned anything"
 
 
 def lowest_nll(study: Study) -> str:

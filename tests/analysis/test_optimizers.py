@@ -11,11 +11,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import assembly
 from analysis.claims.at_best_rate import QUANTITIES, difference
 from analysis.claims.at_best_rate import optimizers_reading as reading
+from analysis.drawing.pieces import Picture
 from analysis.drawing.style import RC
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary
+from analysis.sections import headline
 from analysis.sections import optimizers as optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
@@ -261,6 +264,24 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, d
     assert "Reference rates adamw 1e-3, sgd 7e-4; LR and" in pdf
     assert "Optimizers: what a step is, and costs" in summary(folder)
     assert "optimizers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]
+
+
+def test_the_title_ranks_optimizers_by_their_nlls_since_their_rates_have_no_common_unit(scaled):
+    assert headline.title(scaled) == (
+        "Which optimizer has the lowest NLL, each at rates of its own? adamw (2.810) and sgd (3.010)"
+    )
+
+
+def test_of_many_optimizers_the_first_page_draws_those_of_its_table_over_multiples(scaled, monkeypatch):
+    def first():
+        return next(each for each in next(iter(assembly.pieces(scaled))) if isinstance(each, Picture))
+
+    assert first().name == "optimizers", "of two, all are drawn"
+    monkeypatch.setattr(headline, "MOST_ROWS", 1)
+    assert first().name == "nll-in-brief" and "The 1 series with the lowest NLLs" in first().caption
+    *_, bars = first().figure.axes
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["sa adamw"]
+    assert bars.get_xlabel() == "times each optimizer's own rate"
 
 
 def test_many_optimizers_have_a_panel_each_beside_the_one_that_all_are_compared_with(tmp_path, monkeypatch):

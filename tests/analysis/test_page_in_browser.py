@@ -10,7 +10,6 @@ import pytest
 from analysis.drawing.pieces import heading
 from analysis.drawing.typeset import Cell, Table
 from analysis.page import _Page, build_page
-
 from tests.analysis.synthetic import write_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
