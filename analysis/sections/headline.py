@@ -185,9 +185,10 @@ def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
 def _title_of_one_rate(study: Study) -> str:
     """Return the series with the lowest NLLs at the only rate."""
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
-    if len(study.series) > 1:
+    name, *others = study.series
+    if others:
         return f"Which has the lowest NLL {place}? {_say_lowest(study, 'series')}"
-    name, known = study.series[0], _lowest_first(study)
+    known = _lowest_first(study)
     said = f"NLL {known[0][0]:.3f}" if known else _explain_title(study, name, windows(study)[name].median)
     return f"How well does {name} learn {place}? {said}"
 

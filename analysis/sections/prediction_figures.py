@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,8 +28,10 @@ from analysis.study.load import Frame
 ROW_INCHES = 0.17
 GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
 # Dashes of the ROC curves by column: measured predictors black, baselines grey. Hues are those of mechanisms.
-IN_ROC = dict(zip(("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness"), DASHES, strict=True))
-IN_ROC |= dict(zip(("lr", "grad_norm", "loss"), DASHES, strict=False))
+IN_ROC: dict[str, Any] = {
+    **dict(zip(("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness"), DASHES, strict=True)),
+    **dict(zip(("lr", "grad_norm", "loss"), DASHES, strict=False)),
+}
 SAMPLE = (-0.2, -0.05)  # place of a curve's dashes, left of every AUC
 ROC_CAPTION = (
     "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over the runs "
