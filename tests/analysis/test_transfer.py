@@ -360,7 +360,7 @@ def test_two_studies_with_other_runs_at_one_size_are_refused(tmp_path):
         for name, widths in (("a", "[64,128,256]"), ("b", "[256,512,1024]"))
     )
     second = replace(second, runs=second.runs.assign(run_id="of_b_" + second.runs["run_id"]))
-    with pytest.raises(ValueError, match=r"^sizes and again both have sa at width 256, .*; give one of them, or sweep"):
+    with pytest.raises(ValueError, match=r"^sizes and sizes both have sa at width 256, .*; give one of them, or sweep"):
         find_groups([first, second])
     shared = with_runs_of(second, "width=256", first, "width=256")
     (group,) = find_groups([first, shared])
