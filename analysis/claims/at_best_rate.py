@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.numbers.at_best_rate import Bounds, Numbers
 from analysis.numbers.comparison import TIE_DECADES, decide_with_lost, p_of_agreement
-from analysis.numbers.optimizers import find_plain, groups, name_setting, numbers_of
+from analysis.numbers.optimizers import compares_optimizers_alone, find_plain, groups, name_setting, numbers_of
 from analysis.numbers.side_by_side import mean_time
 from analysis.numbers.spread import LEVEL, holm, p_of_bounds
 from analysis.study.load import Study
@@ -252,6 +252,21 @@ def optimizers_reading(study: Study) -> list[str]:
         for group in found
         for text in _compare_optimizers(study, numbers_of(study, group))
     ]
+
+
+def say_best_nlls(study: Study) -> str:
+    """Say which optimizers' best NLLs are told apart from the plain one's; "" but for optimizers alone, with seeds."""
+    if not compares_optimizers_alone(study):
+        return ""
+    numbers = numbers_of(study, study.series)
+    plain = find_plain(numbers)
+    found = differences(list(numbers.values()), plain)
+    known = {name: each for name, each in found[NLL.key].items() if each.n > 1}
+    if not known:
+        return ""
+    told = compare(NLL, {name: each for name, each in known.items() if each.direction}, plain).rstrip(".")
+    corrected = f" after Holm's correction over {tests} comparisons" if (tests := count_tests(found)) > 1 else ""
+    return f"{told or f'No best NLL is told apart from that of {plain.name}'}{corrected}."
 
 
 def _compare_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:

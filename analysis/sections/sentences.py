@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis.claims import layers, signals
+from analysis.claims.at_best_rate import say_best_nlls
 from analysis.claims.claim import Claim, count_compared, count_corrected, sentence, verdict_words
 from analysis.claims.judging import judge
 from analysis.drawing.tables import limits
@@ -24,7 +25,8 @@ DECIDED = {"holds": "supported", "contradicted": "not supported"}
 def sentences(study: Study, most: int = NAMED) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
 
-    Before them the ranking of an ablation's variants, after the first which signals warn of a break.
+    Before them the ranking of an ablation's variants, or what tells optimizers at rates of their own apart; after the
+    first which signals warn of a break.
 
     Args:
         study: the study.
@@ -37,7 +39,8 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most, count_corrected(claims))
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
     compared = compared or _say_apart(judged)
-    said = (_say_ranking(study), compared, warned, _say_undecided(claims), _say_alpha(study))
+    optimizers = say_best_nlls(study) if study.is_in_multiples else ""  # at one rate for all, NLLs are read as usual
+    said = (_say_ranking(study), optimizers, compared, warned, _say_undecided(claims), _say_alpha(study))
     return list(filter(None, said))
 
 

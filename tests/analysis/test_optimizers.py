@@ -21,6 +21,7 @@ from analysis.report import build, summary
 from analysis.sections import headline
 from analysis.sections import optimizers as optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
+from analysis.sections.sentences import sentences
 from analysis.study import multiples
 from analysis.study.load import load
 from stability.runs.older import OlderFile
@@ -332,3 +333,9 @@ def test_what_lr_edge_found_is_in_multiples_too(tmp_path):
     assert (row.verdict_lr, row.verdict_next_lr) == (1.67, 2.0)
     found = numbers_of(study, groups(study)[0])["sa sgd"]
     assert found.to_stable == pytest.approx((math.log10(1.67), math.log10(2.0)))
+
+
+def test_the_sentences_say_whether_any_best_nll_is_told_apart(scaled, tmp_path):
+    assert sentences(scaled)[0].startswith("NLL at the best rate, against adamw's seed by seed: higher of sgd +0.200")
+    alike = load(write_scaled(tmp_path / "alike", valleys={**VALLEYS, "sgd": VALLEYS["adamw"]}))
+    assert sentences(alike)[0].startswith("No best NLL is told apart from that of adamw after Holm's correction over")
