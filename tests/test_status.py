@@ -58,8 +58,8 @@ def fakes_frame():
     return pd.DataFrame({"alpha_max": [0.1]})
 
 
-def started(trial, steps=4):
-    trial.directory.set_status("running", step=0, num_steps=8, phase="training")
+def started(trial, steps=12):
+    trial.directory.set_status("running", step=0, num_steps=16, phase="training")
     for step in range(1, steps + 1):
         fakes.log_step(trial.directory, step, wall_s=0.5 * step)
 
@@ -103,10 +103,10 @@ def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said
         "α_max measured: 1 of 2 runs with a verdict (1 diverged: nothing to measure)",
     ]
     row = next(line for line in lines if line.startswith("sa "))
-    assert row.split() == ["sa", "0.01", "2", "4/8", "1.250", "512", "2", "s", "training", "on", str(lock.owner())]
+    assert row.split() == ["sa", "0.01", "2", "12/16", "0.417", "512", "2", "s", "training", "on", str(lock.owner())]
     text = "\n".join(lines)
     assert "stalled: their status says running, but no process works on them" in text
-    assert f"  sc lr=0.01 seed=3 ({trials[3].run_id}) at 4/8" in lines
+    assert f"  sc lr=0.01 seed=3 ({trials[3].run_id}) at 12/16" in lines
     assert (
         f"  sa lr=0.01 seed=4 ({trials[4].run_id}): ValueError: planted\n    traceback: "
         f"{trials[4].directory.traceback_file}" in text
