@@ -123,7 +123,7 @@ def title(study: Study) -> str:
     """Return the question with its answer: the upper edges of the common windows, or of the own ones without these.
 
     A study of sizes has `transfer`'s question, one whose series have rates of their own that of `prediction`, one of a
-    single named setting that of `answer_setting`.
+    single named setting that of `answer_setting`. Optimizers at rates of their own are ranked by their NLLs.
     """
     if transfer.leads(study):
         return transfer.title(study)

@@ -161,14 +161,19 @@ def test_the_time_left_is_a_range_where_the_last_steps_took_unlike_times(slow, t
     assert left_text(progress) == text
 
 
-def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_path):
-    (trial,) = [fakes.make_trial(tmp_path, steps=202)]
-    progress = Progress([trial])
+def log_slowing(trial):
+    """83 steps, from the 44th on of 3 s in place of 1."""
     started(trial)
     wall_s = 0.0
     for step in range(1, 84):
         wall_s += 1.0 if step <= 43 else 3.0
         fakes.log_step(trial.directory, step, wall_s=wall_s)
+
+
+def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_path):
+    (trial,) = [fakes.make_trial(tmp_path, steps=202)]
+    progress = Progress([trial])
+    log_slowing(trial)
     progress.poll()
     assert progress.rows[0].halves_s == (1.0, 3.0) and progress.swing() == (0.5, 1.5)
     assert left_text(progress) == "1 min 59 s to 5 min 57 s left", "119 steps of 1 to 3 s"
@@ -186,11 +191,7 @@ def test_the_halves_of_a_runs_last_steps_show_a_machine_that_became_slower(tmp_p
 def test_only_the_trainings_share_of_the_time_left_varies_with_the_steps(after_s, text, tmp_path):
     (trial,) = [fakes.make_trial(tmp_path, steps=203, curvature={})]
     progress = Progress([trial], is_done=lambda trial: False, expected={trial.run_id: (1.0, after_s / 2)})
-    started(trial)
-    wall_s = 0.0
-    for step in range(1, 84):
-        wall_s += 1.0 if step <= 43 else 3.0
-        fakes.log_step(trial.directory, step, wall_s=wall_s)
+    log_slowing(trial)
     progress.poll()
     assert progress.eta_s() == 120 * 2.0 + after_s and progress.swing() == (0.5, 1.5)
     assert left_text(progress) == text
