@@ -25,6 +25,7 @@ from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import join_words, lr_text, plural, significant
+from stability.primary import NamedSeries, find_named
 
 BEYOND = "NLL beyond"
 OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
@@ -67,18 +68,16 @@ def find_primary(study: Study, claims: Iterable[Claim]) -> dict[tuple[str, ...],
     """
     name, _, quantity = str(study.spec.get("primary") or "").rpartition(".")
     about = DECLARED.get(quantity)
-    found = {claim.test: claim.about[1] for claim in claims if claim.test and claim.about[0] == about}
-    found = {test: series for test, series in found.items() if _is_named(study, series, name)}
-    exact = {test: series for test, series in found.items() if set(series.split()) == set(name.split())}
-    return exact or found
+    compared = {claim.about[1]: claim.test for claim in claims if claim.test and claim.about[0] == about}
+    named = find_named([_name_parts(study, series) for series in compared], name.split())
+    return {compared[series]: series for series in named}
 
 
-def _is_named(study: Study, series: str, name: str) -> bool:
-    """Return whether every word of a name is one of the series; a variant must be among them."""
-    runs, words = study.of(series).iloc[0], set(name.split())
-    variant = str(runs["variant"])
-    own = {runs["mechanism"], runs["residual"], runs["optimizer"], variant, *series.split()}
-    return name == variant or (words <= own and (not variant or variant in words))
+def _name_parts(study: Study, series: str) -> NamedSeries:
+    """Return a series with the names of its parts, as in its first run."""
+    run = study.of(series).iloc[0]
+    parts = tuple(str(run[part]) for part in ("mechanism", "residual", "norm", "optimizer"))
+    return NamedSeries(series, parts, str(run["variant"]))
 
 
 def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers]) -> Iterator[tuple[str, Claim]]:

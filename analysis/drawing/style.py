@@ -18,8 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from analysis.study.load import Frame, Study, paper_rank
+from analysis.study.load import Frame, Study
 from analysis.words import lr_text
+from stability.primary import rank_mechanism
 
 WIDTH_INCHES = 6.53
 LEGEND_MARGIN, LEGEND_ROW = 0.06, 0.17  # inches: left and right margin of a legend together; height of a row
@@ -84,7 +85,7 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
     A taken slot is replaced by the next free one.
     """
     looks, taken = {}, set()
-    for name in sorted(set(mechanisms), key=paper_rank):
+    for name in sorted(set(mechanisms), key=rank_mechanism):
         if name in FIXED:
             looks[name] = FIXED[name]
             continue

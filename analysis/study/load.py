@@ -1,7 +1,7 @@
 """Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
 Column names come from `stability.runs.schema`, a module without imports. Otherwise `analysis` imports from `stability`
-only `printable`, `stability.runs.words`, `stability.runs.verdict` and `stability.runs.older`.
+only `printable`, `stability.primary`, `stability.runs.words`, `stability.runs.verdict` and `stability.runs.older`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import multiples, naming
+from stability.primary import rank_mechanism
 from stability.printable import line_of, shell_text, visible
 from stability.runs.older import YOUNGER, OlderFile, is_older_study
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, own_columns
@@ -45,7 +46,6 @@ COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, 
 HAS_RESULT = ("stable", "spiked", "plateaued")
 ENDED = (*HAS_RESULT, "diverged")
 PENDING = ("queued", "running", "interrupted", "stopped")
-PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +77,16 @@ class Study:
 
         Settings together, the plain residual first. Within a setting: sa sc mix sw, then others by name.
         """
-        pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
-        return tuple(
-            pair.series
-            for pair in sorted(pairs, key=lambda pair: (naming.setting_rank(pair.setting), paper_rank(pair.mechanism)))
-        )
+        pairs = list(self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False))
+        pairs.sort(key=lambda pair: (naming.setting_rank(pair.setting), rank_mechanism(pair.mechanism)))
+        return tuple(pair.series for pair in pairs)
 
     @property
     def reference(self) -> str:
         """The mechanism that the others are compared with: as set, else the first in report order (`sa`)."""
         names = list(dict.fromkeys(self.runs["mechanism"]))
         asked = self.study.get("reference") or self.spec.get("reference")
-        return str(asked) if asked in names else min(names, key=paper_rank)
+        return str(asked) if asked in names else min(names, key=rank_mechanism)
 
     @property
     def is_search(self) -> bool:
@@ -153,11 +151,6 @@ class Study:
         """Return the series in ``rows``, in the study's order."""
         known = set(rows["series"])
         return [name for name in self.series if name in known]
-
-
-def paper_rank(mechanism: str) -> tuple[int, str]:
-    """Return a sort key: the paper's four mechanisms in order, then others by name."""
-    return (PAPER_ORDER.index(mechanism) if mechanism in PAPER_ORDER else len(PAPER_ORDER), mechanism)
 
 
 def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:

@@ -11,8 +11,8 @@ from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
+from stability.primary import PLAIN
 
-PLAIN = {"residual": "identity", "norm": "layernorm"}  # the parts of a plain model
 # settings of `objective=sentence_pairs` under which a loss has another unit
 OF_LOSS = ("loss", "temperature", "margin")
 

@@ -186,6 +186,7 @@ def test_a_primary_claim_names_a_size_by_the_words_of_the_table(tmp_path):
     for name, subjects in (
         ("sc width=256.best", ["best NLL: sc width=256"]),
         ("width=64 sc.best", ["best NLL: sc width=64"]),
+        ("sc layernorm width=64.best", ["best NLL: sc width=64"]),
         ("sc.best", []),
     ):
         study = declaring(tmp_path, name, mechanisms=["sa", "sc"], settings=settings)

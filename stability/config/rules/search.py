@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stability.config.ablation import ALONE, OF_RECIPE, SINGLE, value_text
 from stability.config.base import AXES
 from stability.config.scale import STANDARD, check_fields, require_base
 from stability.config.search import AshaSpec, PbtSpec, SearchSpec
+from stability.primary import PLAIN, QUANTITIES, NamedSeries, find_named, rank_mechanism
 from stability.registry import Registry, near_misses
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ def reference_is_swept(sweep: SweepSpec) -> None:
         )
 
 
-PRIMARY = ("window", "common_window", "best", "accuracy", "stable_steps")
 PARTS = ("mechanism", "residual", "norm", "optimizer")  # of a series' name, in its order
-RANK = ("sa", "sc", "mix", "sw")  # a report's order of mechanisms, in which the first is the reference
-PLAIN = {"residual": "identity", "norm": "layernorm"}
 
 
 def primary_can_be_judged(sweep: SweepSpec) -> None:
@@ -125,41 +122,27 @@ def primary_can_be_judged(sweep: SweepSpec) -> None:
     if sweep.primary is None:
         return
     name, _, quantity = sweep.primary.rpartition(".")
-    if not name or quantity not in PRIMARY:
+    if not name or quantity not in QUANTITIES:
         raise ValueError(
-            f"primary={sweep.primary}: give PART.QUANTITY, e.g. primary=sc.window; quantities: {', '.join(PRIMARY)}"
+            f"primary={sweep.primary}: give PART.QUANTITY, e.g. primary=sc.window; quantities: {', '.join(QUANTITIES)}"
         )
     series, words = _list_series(sweep), name.split()
-    known = tuple(dict.fromkeys(word for each in series for word in (*each.split(), *series[each].words)))
+    known = tuple(dict.fromkeys(word for each in series for word in each.words()))
     if lacking := next((word for word in words if word not in known), None):
         raise ValueError(f"primary={sweep.primary}: {lacking} is no part of this sweep; {near_misses(lacking, known)}")
-    found = [each for each in series if series[each].is_named(words)]
-    exact = [each for each in found if set(each.split()) == set(words)]
-    compared = [each for each in series if series[each].is_compared]
-    fitting = [each for each in exact or found if each in compared] if compared else found
+    found, compared = find_named(series, words), [each.name for each, is_compared in series.items() if is_compared]
+    fitting = [name for name in found if name in compared] if compared else found
     if len(fitting) != 1 and (compared or not found):
         fits = f"fits {len(fitting)} comparisons, of {', '.join(fitting)}" if fitting else "fits no comparison"
-        example = (fitting or compared or list(series))[0]
+        example = (fitting or compared or [each.name for each in series])[0]
         example = f"'primary=\"{example}.{quantity}\"'"
         raise ValueError(f"primary={sweep.primary} {fits}; name one, e.g. {example}")
 
 
-@dataclass(frozen=True)
-class _Series:
-    """A curve of a sweep: the words that name it, its ablation's variant, and whether a report compares it."""
-
-    words: frozenset[str]
-    variant: str
-    is_compared: bool
-
-    def is_named(self, words: list[str]) -> bool:
-        return self.words.issuperset(words) and (not self.variant or self.variant in words)
-
-
-def _list_series(sweep: SweepSpec) -> dict[str, _Series]:
-    """Return a sweep's curves by the name that a report gives them."""
+def _list_series(sweep: SweepSpec) -> dict[NamedSeries, bool]:
+    """Return a sweep's series, named as in a report, and whether a report compares each with the reference."""
     names = {axis: list(dict.fromkeys(part.name for part in getattr(sweep, axis))) for axis in PARTS}
-    reference = sweep.reference or min(names["mechanism"], key=lambda name: ((*RANK, name).index(name), name))
+    reference = sweep.reference or min(names["mechanism"], key=rank_mechanism)
     variants = {variant.label for _, _, found in sweep.ablations() for variant in found if variant.label}
     series = {}
     for label, choice in sweep.curves():
@@ -168,10 +151,10 @@ def _list_series(sweep: SweepSpec) -> dict[str, _Series]:
             [] if choice["parametrization"].name == STANDARD else [f"parametrization={choice['parametrization'].name}"]
         )
         shown = [parts[axis] for axis in PARTS if axis == "mechanism" or len(names[axis]) > 1]
-        own, variant = [*shown, *label.split(), *scaled], label if label in variants else ""
+        variant = label if label in variants else ""
         is_plain = all(parts[axis] == plain or plain not in names[axis] for axis, plain in PLAIN.items())
-        is_compared = bool(variant) or parts["mechanism"] != reference or not is_plain
-        series[" ".join(own)] = _Series(frozenset({*own, *parts.values()}), variant, is_compared)
+        named = NamedSeries(" ".join([*shown, *label.split(), *scaled]), tuple(parts.values()), variant)
+        series[named] = bool(variant) or parts["mechanism"] != reference or not is_plain
     return series
 
 
