@@ -25,6 +25,7 @@ LATEST = 4  # timed trials of a kind that the time left is estimated from
 # A run's first steps compile and fill caches: one slow step would be multiplied by all of α_max's. Then the fewest that
 # are timed before anything is extrapolated.
 WARM_UP_STEPS, FEWEST_STEPS = 3, 5
+RECENT_S = 600.0  # training from which a step is timed: the end of a log alone may hold the last seconds only
 STALLED = "stalled"  # status "running" without a process working on the run
 
 
@@ -36,8 +37,10 @@ class Row:
         state: "running" lasts until α_max is measured and samples are scored.
         owner: "host:pid" of the process working on the run, for a view from outside.
         stood_s: seconds without a step, if unusually long.
-        step_s: seconds per step after the first ones; None before enough steps (`FEWEST_STEPS`).
-        halves_s: seconds per step in each half of the log's end; () before enough steps (`STEPS`).
+        step_s: seconds per step of the last `RECENT_S`, without a run's first steps; None before enough steps
+            (`FEWEST_STEPS`).
+        halves_s: seconds per step in each half of these steps; () before enough steps (`STEPS`).
+        marks: the last timed step of each poll, of the last `RECENT_S`.
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
         expected: (seconds per step, seconds after training) measured before the launch (`sweeps.costs.expected_times`).
@@ -65,6 +68,7 @@ class Row:
     owner: str = ""
     stood_s: float | None = None
     halves_s: tuple[float, ...] = ()
+    marks: list[dict[str, Any]] = field(default_factory=list, repr=False)
     held_by: str = ""
     trained: bool = False
     expected: tuple[float, float] | None = None
@@ -406,12 +410,30 @@ def _read_logs(row: Row) -> None:
         row.val_nll = validated[-1] if validated else row.val_nll
     if timing:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
-        timed = [line for line in timing if line["step"] >= WARM_UP_STEPS]
-        row.step_s = (_mean_step(timed) if len(timed) > FEWEST_STEPS else None) or row.step_s
-        middle = len(timed) // 2
-        halves = (timed[: middle + 1], timed[middle:]) if middle >= STEPS else ()
-        row.halves_s = tuple(filter(None, map(_mean_step, halves)))
+        tail = [line for line in timing if line["step"] >= WARM_UP_STEPS]
+        row.marks = [*_recent_marks(row.marks, tail), *tail[-1:]]
+        timed = [*(mark for mark in row.marks if mark["step"] < tail[0]["step"]), *tail]
+        row.step_s = (_mean_step(timed) if len(tail) > FEWEST_STEPS else None) or row.step_s
+        row.halves_s = tuple(filter(None, map(_mean_step, _halve(timed))))
     row.stood_s = standing_s(directory, timing) if row.phase == "training" else None
+
+
+def _recent_marks(marks: Sequence[dict[str, Any]], tail: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the marks before a log's last row, of the last `RECENT_S`; a resumed run's repeated steps have none."""
+    if not tail:
+        return []
+    last = tail[-1]
+    since = last["wall_s"] - RECENT_S
+    return [each for each in marks if each["step"] < last["step"] and since <= each["wall_s"] < last["wall_s"]]
+
+
+def _halve(timed: Sequence[dict[str, Any]]) -> tuple[Sequence[dict[str, Any]], ...]:
+    """Return the rows up to the middle step and from there; () with fewer than `STEPS` steps in a half."""
+    if not timed or timed[-1]["step"] - timed[0]["step"] < 2 * STEPS - 1:
+        return ()
+    half = (timed[0]["step"] + timed[-1]["step"] + 1) // 2
+    middle = next(index for index, row in enumerate(timed) if row["step"] >= half)
+    return timed[: middle + 1], timed[middle:]
 
 
 def _mean_step(timing: Sequence[dict[str, Any]]) -> float | None:

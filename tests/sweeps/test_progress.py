@@ -161,6 +161,23 @@ def test_the_time_left_is_a_range_where_the_last_steps_took_unlike_times(slow, t
     assert left_text(progress) == text
 
 
+def test_a_minute_in_which_the_machine_did_something_else_is_not_multiplied_by_all_that_is_left(tmp_path):
+    (trial,) = [fakes.make_trial(tmp_path, steps=20_000)]
+    progress = Progress([trial])
+    started(trial)
+    step, wall_s = 0, 0.0
+    # seconds a step, steps, and the mean of the last ten minutes: nine minutes of 0.1 s with the minute of 3 s, whose
+    # steps alone the end of the log does not outweigh; then ten minutes later what was before is forgotten
+    for step_s, steps, seen in ((0.1, 5_400, 0.1), (3.0, 20, 600 / 5_420), (0.2, 3_100, 0.2)):
+        for _ in range(steps):
+            step, wall_s = step + 1, wall_s + step_s
+            fakes.log_step(trial.directory, step, wall_s=wall_s)
+            if step % 20 == 0:
+                progress.poll()
+        assert progress.rows[0].step_s == pytest.approx(seen, rel=0.01)
+        assert progress.eta_s() == pytest.approx((20_000 - step) * seen, rel=0.01)
+
+
 def log_slowing(trial):
     """83 steps, from the 44th on of 3 s in place of 1."""
     started(trial)
