@@ -84,6 +84,7 @@ def subtitle(study: Study) -> str:
     return f"{join_words(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
 
 
+@once_per_study
 def sections(study: Study) -> list[Section]:
     """Return the sections with content for the study."""
     return [section for section in contents.SECTIONS if section.applies(study)]

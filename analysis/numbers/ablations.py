@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.numbers.windows import median_line, outcomes
 from analysis.study.load import Column, Frame, Study
+from analysis.study.once import once_per_study
 from analysis.study.reference import changes_loss
 from analysis.words import value_text
 
@@ -97,6 +98,7 @@ class Ablation:
     groups: tuple[Group, ...]
 
 
+@once_per_study
 def ablations(study: Study) -> tuple[Ablation, ...]:
     """Return one ablation for each ablated series; none in a study without `ablate`.
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from analysis.numbers.spread import Spread
 from analysis.numbers.step_shares import TERMINAL, finite_median, recorded_steps
-from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
+from analysis.numbers.windows import Window, outcomes, windows
 from analysis.study.load import ENDED, HAS_RESULT, Frame, Study
+from analysis.study.once import once_per_study
 
 
 @dataclass(frozen=True)
@@ -136,18 +137,15 @@ def numbers_of(study: Study, names: Mapping[str, str], references: Mapping[str, 
         names: short name by series.
         references: reference rate by short name; 1 if missing.
     """
-    found = windows(study)
-    edges = edges_of(study)
-    return {
-        series: _numbers(study, found[series], edges.get(series), name, references.get(name, 1.0))
-        for series, name in names.items()
-    }
+    return {series: _numbers(study, series, name, references.get(name, 1.0)) for series, name in names.items()}
 
 
-def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference: float) -> Numbers:
-    """Return one series' numbers; ``edge``: its row from `lr=edge`, None for a grid."""
-    series, runs = found.series, study.of(found.series)
-    median, table = found.median, outcomes(study, found.series)
+@once_per_study
+def _numbers(study: Study, series: str, name: str, reference: float) -> Numbers:
+    """Return one series' numbers."""
+    found, runs = windows(study)[series], study.of(series)
+    median, table = found.median, outcomes(study, series)
+    edge = edges_of(study).get(series)  # its row from `lr=edge`, None for a grid
     best_lr = math.nan if median is None else median.best_lr
     on_axis = 1.0 if study.is_in_multiples else reference
     rows = recorded_steps(study, TERMINAL, OWN_STATE)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 from analysis.claims import layers, signals
 from analysis.claims.at_best_rate import say_best_nlls
 from analysis.claims.claim import Claim, count_compared, count_corrected, sentence, verdict_words
 from analysis.claims.judging import judge
+from analysis.claims.reference import BEYOND
 from analysis.drawing.tables import limits
 from analysis.numbers.at_best_rate import numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
@@ -26,7 +28,7 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
 
     Before them the ranking of an ablation's variants, or what tells optimizers at rates of their own apart; after the
-    first which signals warn of a break.
+    first who is better at the rates that are too large for the reference, and which signals warn of a break.
 
     Args:
         study: the study.
@@ -40,7 +42,8 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
     compared = compared or _say_apart(judged)
     optimizers = say_best_nlls(study) if study.is_in_multiples else ""  # at one rate for all, NLLs are read as usual
-    said = (_say_ranking(study), optimizers, compared, warned, _say_undecided(claims), _say_alpha(study))
+    beyond = _say_beyond(claims, compared)
+    said = (_say_ranking(study), optimizers, compared, beyond, warned, _say_undecided(claims), _say_alpha(study))
     return list(filter(None, said))
 
 
@@ -78,6 +81,20 @@ def _say_supported(claims: list[Claim], most: int, number: int) -> str:
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _say_beyond(claims: list[Claim], compared: str) -> str:
+    """Say which series learns most at the rates above its reference's window; "" if none learns more than that one.
+
+    Args:
+        claims: a study's judged claims.
+        compared: the sentence before; "" is returned if it has the comparison.
+    """
+    lower = {fmean(claim.differences): claim for claim in claims if claim.about[0] == BEYOND and claim.n > 2}
+    if not lower or min(lower) >= 0 or lower[min(lower)].finding in compared:
+        return ""
+    claim = lower[min(lower)]
+    return sentence(f"{_say_measured(claim)}: {_lower(claim)}.")
 
 
 def _say_apart(claims: list[Claim]) -> str:

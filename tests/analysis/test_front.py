@@ -94,6 +94,26 @@ def test_runs_above_the_references_window_are_compared_a_diverged_one_as_untrain
     assert claim.finding == "above sa's window (1e-1 to 1e0) sc's NLL is 1.600 nats lower than sa's"
 
 
+def test_the_first_page_says_who_learns_most_where_the_rate_is_too_large_for_the_reference(tmp_path):
+    """Seeds of sc spread too far to tell; those of gla agree, but learn less than sa."""
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.0), "sc": (2.2, 2.0, 2.2, 2.6), "gla": (2.2, 2.0, 2.5, 3.1)}
+    spread = {"sc": (0.3, -0.3, 0.0), "gla": (0.0, 0.001, 0.002)}
+
+    def nll(name, lr, seed):
+        place = RATES.index(lr)
+        return nlls[name][place] + (spread.get(name, (0.0,) * 3)[seed] if place > 1 else 0.0)
+
+    folder = write_study(tmp_path / "apart", mechanisms=list(nlls), lrs=RATES, seeds=3, nll=nll)
+    (said,) = [text for text in sentences(load(folder)) if text.startswith("Above sa's window")]
+    assert said.startswith(
+        "Above sa's window (1e-1 to 1e0) sc's NLL is 0.300 nats lower than sa's (95 %: −1.045 to +0.445"
+    )
+    assert re.search(r"\): undecided: needs about \d+ seeds in all\.$", said)
+    nlls["sc"] = (2.2, 2.0, 2.5, 3.2)
+    folder = write_study(tmp_path / "worse", mechanisms=list(nlls), lrs=RATES, seeds=3, nll=nll)
+    assert not [text for text in sentences(load(folder)) if text.startswith("Above sa's window")]
+
+
 def test_the_first_failure_is_that_of_any_seed(tmp_path):
     statuses = {("sa", 1e-1, 1): ("diverged", "planted"), ("sa", 1.0, 0): ("plateaued", "planted")}
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)

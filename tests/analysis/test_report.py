@@ -42,13 +42,13 @@ def quickstart_text(quickstart, tmp_path_factory):
     return text_of(path)
 
 
-def test_importing_the_report_imports_no_torch_and_of_stability_columns_words_and_printing_alone():
+def test_importing_the_report_imports_no_torch_and_of_stability_columns_names_words_and_printing_alone():
     heavy = "('torch', 'hydra', 'ray', 'matplotlib.pyplot')"
     ours = f"[m for m in sorted(sys.modules) if m in {heavy} or m.split('.')[0] == 'stability']"
     code = f"import sys, analysis.report; print({ours})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     words = "'stability.runs.older', 'stability.runs.schema', 'stability.runs.verdict', 'stability.runs.words'"
-    assert found == f"['stability', 'stability.printable', 'stability.runs', {words}]"
+    assert found == f"['stability', 'stability.primary', 'stability.printable', 'stability.runs', {words}]"
 
 
 def test_the_report_says_what_was_run(quickstart_text):
