@@ -17,6 +17,7 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legen
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.numbers.at_best_rate import OWN_STATE
+from analysis.numbers.optimizers import reference_of
 from analysis.numbers.step_shares import (
     DIVERGED,
     TERMINAL,
@@ -37,6 +38,7 @@ from analysis.study.protocol import (
     NOT_DEFINED,
     base_rates,
     explain_undefined_states,
+    refers_to_section,
     state_text,
     states_explained,
     step_terms,
@@ -205,7 +207,7 @@ def figures(study: Study) -> Figures:
     along = (
         {}
         if found is None
-        else {NAME: Captioned(found[1], ALONG_CAPTION.format(series=found[0]) + terms_in_brief(study))}
+        else {NAME: Captioned(found[1], _caption_along(*found) + terms_in_brief(study))}
     )
     return along | draw_by_phase(study, "alpha", phases_to_draw(study), alpha_figures, CAPTION + terms_in_brief(study))
 
@@ -264,7 +266,8 @@ def brief(study: Study, drawn: Drawn) -> Pieces:
     if not phases_and_states(study):
         absent = explain_undefined_states(study)
         return heading(TITLE) + (paragraph(absent) if absent else ())
-    along = paragraph(explain(study) + explain_pieces(study)) + drawn[NAME] if NAME in drawn else ()
+    terms = step_terms(study) if refers_to_section(study) else ""
+    along = paragraph(explain(study) + explain_pieces(study) + terms) + drawn[NAME] if NAME in drawn else ()
     tables = alpha_tables(study)
     own = [each for each in tables if state_text(OWN_STATE) in each.title]
     return heading(TITLE) + along + shown((own or tables)[:1])
@@ -281,7 +284,7 @@ GROWTH = (
     "rate, and ends in a flatter one."
 )
 ALONG_CAPTION = (
-    "Loss along a step of {series} at three rates of training, from the recorded slope and curvature of the step with "
+    "Loss along a step of {series} at {number} rates of training, from the recorded slope and curvature of the step with "
     "the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
 )
 
@@ -300,6 +303,8 @@ def _first_series(study: Study) -> str:
 def typical_steps(study: Study, series: str) -> Frame:
     """Return the recorded step with the median α_max at the lowest, the best and the highest measured rate.
 
+    Rates in multiples of an optimizer's own have slope and curvature of the loss per multiple, too.
+
     Returns:
         ``run_lr lr slope curvature alpha_max``, one row per rate; fewer if rates coincide.
     """
@@ -310,7 +315,9 @@ def typical_steps(study: Study, series: str) -> Frame:
     chosen = {*rates[:1], *([best.best_lr] if best is not None and best.best_lr in rates else []), *rates[-1:]}
     places = [np.flatnonzero(rows["run_lr"] == lr) for lr in sorted(chosen)]
     medians = [int(place[(len(place) - 1) // 2]) for place in places]
-    return rows.iloc[medians][["run_lr", "lr", "slope", "curvature", "alpha_max"]]
+    steps = rows.iloc[medians][["run_lr", "lr", "slope", "curvature", "alpha_max"]]
+    unit = reference_of(study, str(study.of(series)["optimizer"].iloc[0])) if study.is_in_multiples else 1.0
+    return steps.assign(slope=steps["slope"] * unit, curvature=steps["curvature"] * unit**2)
 
 
 def step_figure(study: Study) -> tuple[str, Figure] | None:
@@ -325,6 +332,10 @@ def step_figure(study: Study) -> tuple[str, Figure] | None:
         _step_panel(ax, step, looks(study)[series].color)
     axes[0].set_ylabel(f"change of the loss{wording.nats(study)}")
     return series, figure
+
+
+def _caption_along(series: str, figure: Figure) -> str:
+    return ALONG_CAPTION.format(series=series, number={2: "two", 3: "three"}[len(figure.axes)])
 
 
 def _step_panel(ax: Axes, step, color: str) -> None:

@@ -241,10 +241,15 @@ def step_terms(study: Study) -> str:
 
 def terms_in_brief(study: Study) -> str:
     """Return these sentences for a caption if short, else a reference to the report's section."""
-    known = _terms(_protocols(study))
-    if sum(len(_sentences(name, terms)) for name, terms in known.items()) <= MOST_IN_A_CAPTION:
+    if not refers_to_section(study):
         return step_terms(study)
-    return f" What α_max means of {join_words(sorted(known))} is told in the section on it."
+    return f" What α_max means of {join_words(sorted(_terms(_protocols(study))))}: see the section on α_max."
+
+
+def refers_to_section(study: Study) -> bool:
+    """Return whether captions leave these sentences to the section on α_max, since they are too many."""
+    known = _terms(_protocols(study))
+    return sum(len(_sentences(name, terms)) for name, terms in known.items()) > MOST_IN_A_CAPTION
 
 
 @once_per_study

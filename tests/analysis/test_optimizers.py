@@ -18,7 +18,7 @@ from analysis.drawing.pieces import Picture
 from analysis.drawing.style import RC
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary
-from analysis.sections import headline
+from analysis.sections import alpha, headline
 from analysis.sections import optimizers as optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.sections.sentences import sentences
@@ -98,6 +98,12 @@ def test_rates_of_a_scaled_study_are_the_multiples_that_were_swept_and_ratios_st
     assert set(steps["rms_u"]) == {0.5}
     raw = pq.read_table(tmp_path / "studies" / "scaled" / "results" / "runs.parquet")["lr"].to_pylist()
     assert rate("sgd", 0.316) in raw and 0.316 not in raw, "the file holds the rates themselves"
+
+
+def test_the_loss_along_a_step_is_back_at_its_start_at_alpha_max_in_multiples_too(scaled):
+    steps = alpha.typical_steps(scaled, scaled.series[0])
+    at_limit = steps["slope"] * steps["alpha_max"] + steps["curvature"] * steps["alpha_max"] ** 2 / 2
+    assert len(steps) > 1 and at_limit.tolist() == pytest.approx([0.0] * len(steps), abs=1e-12)
 
 
 def test_rates_are_left_alone_where_all_optimizers_have_one_reference_or_it_is_not_on_record(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -88,7 +89,20 @@ def test_where_many_are_to_be_explained_captions_name_them_and_the_text_explains
     texts = [json.dumps(json.loads(study.curvature["protocol"].iloc[0]) | {"optimizer": each}) for each in terms]
     told = [texts[index % 3] for index in range(len(study.curvature))]
     many = replace(study, curvature=study.curvature.assign(protocol=told))
-    brief = "What α_max means of galore_adamw, soap and sophia is told in the section on it."
+    brief = "What α_max means of galore_adamw, soap and sophia: see the section on α_max."
     assert all(brief in table.caption and "its h" not in table.caption for table in alpha_tables(many))
     assert all(brief in each.caption for each in alpha.figures(many).values())
     assert read(alpha.body(many, {})).count("holds its h where the checkpoint has it") == 3
+    assert read(alpha.brief(many, {alpha.NAME: ()})).count("holds its h where the checkpoint has it") == 3
+    short = alpha.brief(replace(many, curvature=study.curvature), {alpha.NAME: ()})
+    assert "holds its h" not in read(short)
+
+
+@pytest.mark.parametrize(("rates", "words"), [([1e-3, 1e-2], "two"), ([1e-3, 1e-2, 1e-1], "three")])
+def test_the_caption_counts_the_steps_that_are_drawn(rates, words, tmp_path):
+    def nll(_mechanism, lr, seed):
+        return 2.0 + abs(math.log10(lr) + 2) + 0.001 * seed
+
+    study = load(write_study(tmp_path, mechanisms=["sa"], lrs=rates, nll=nll, alpha=lambda *_: [1e-2, 2e-2]))
+    drawn = alpha.figures(study)[alpha.NAME]
+    assert f"at {words} rates of training" in drawn.caption and len(drawn.figure.axes) == len(rates)
