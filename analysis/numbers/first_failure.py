@@ -73,6 +73,19 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
     return Failure(float(first), _kind([failed[first]]), sum(failed[first].values()), sizes[first], beyond)
 
 
+def failure_at(study: Study, series: str, found: Window, lr: float) -> Failure:
+    """Return the failures at one rate above the best one; of no run (``runs`` = 0) their kind is "".
+
+    Args:
+        study: the study.
+        series: name of the series.
+        found: the window of its median NLL.
+        lr: the rate; at least one run has a result there.
+    """
+    failed, sizes = _failures_by_rate(study, series, found)
+    return Failure(lr, _kind([failed[lr]]), sum(failed[lr].values()), sizes[lr], "")
+
+
 def worse_failures(study: Study, series: str, found: Window) -> list[Failure]:
     """Return the failures beyond the first that are more severe than all at smaller rates, each at its first rate.
 

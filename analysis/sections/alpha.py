@@ -204,11 +204,7 @@ CAPTION = (
 def figures(study: Study) -> Figures:
     """Draw the loss along typical steps, then one figure for each phase and four series."""
     found = step_figure(study)
-    along = (
-        {}
-        if found is None
-        else {NAME: Captioned(found[1], _caption_along(*found) + terms_in_brief(study))}
-    )
+    along = {} if found is None else {NAME: Captioned(found[1], _caption_along(*found) + terms_in_brief(study))}
     return along | draw_by_phase(study, "alpha", phases_to_draw(study), alpha_figures, CAPTION + terms_in_brief(study))
 
 
@@ -284,8 +280,8 @@ GROWTH = (
     "rate, and ends in a flatter one."
 )
 ALONG_CAPTION = (
-    "Loss along a step of {series} at {number} rates of training, from the recorded slope and curvature of the step with "
-    "the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
+    "Loss along a step of {series} at {number} rates of training, from the recorded slope and curvature of the step "
+    "with the median α_max (terminal checkpoint, run's own state). Dot: the step taken; dashed: α_max."
 )
 
 

@@ -8,9 +8,9 @@ from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEST, COST, OWN, against_reference
 from analysis.numbers.ablations import ablations
-from analysis.numbers.first_failure import Failure, highest_exploded, worse_failures
+from analysis.numbers.first_failure import Failure, failure_at, highest_exploded, worse_failures
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.window_ends import End, window_ends
+from analysis.numbers.window_ends import window_ends
 from analysis.numbers.windows import VALIDATION, Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import compares_losses, references
@@ -44,7 +44,9 @@ def choose(study: Study, *, is_long: bool = False) -> list[str]:
     texts, is_long = [], is_long and len(of_reference) == 1
     for reference, others in of_reference.items():
         if reference in known and others:
-            texts += _choose_beside(study, reference, {name: known[name] for name in (reference, *others)}, is_long)
+            said = _choose_beside(study, reference, {name: known[name] for name in (reference, *others)}, is_long)
+            among = f" among {reference} and those compared with it"
+            texts += [text.replace(":", f"{among}:", 1) for text in said] if len(of_reference) > 1 else said
     return texts
 
 
@@ -80,7 +82,7 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
         cost = f"; {timed.difference} of {reference}" if is_long and timed is not None and timed.interval else ""
         texts.append(f"Widest own window: {widest} ({why}){cost}.")
     if study.runs["lr"].nunique() > 1 and left_out:
-        texts.append(f"Not counted for its window, since hardly able to see order: {_list(left_out)}.")
+        texts.append(f"Hardly able to see order, hence not counted for the window: {_list(left_out)}.")
     return texts
 
 
@@ -186,7 +188,8 @@ def _lead(
     if front not in better:
         for kind in ("supported", "indicated"):
             if beaten := [name for name, claim in worse.items() if _word(claim) == kind]:
-                told.append(f"{_list(beaten)} {words[1]}: {kind}")
+                than = "" if front == reference else f" than {reference}"  # not compared with the one in front
+                told.append(f"{_list(beaten)} {words[1]}{than}: {kind}")
     apart = [name for name in claims if name != front and name not in worse] if front != reference else []
     ahead = [name for name in apart if order(name) < order(front)]
     if ahead:
@@ -232,7 +235,7 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     known = {name: each for name in series if name in ends and (each := found[name].median) is not None}
     if study.runs["lr"].nunique() == 1 or not known:
         return ""
-    said = [f"{what} ({', '.join(parts)})" for what, parts in _by_outcome(ends, list(known)).items()]
+    said = [f"{what} ({', '.join(parts)})" for what, parts in _by_outcome(study, known).items()]
     parts = [f"What ends the own windows, at the next rate swept: {'; '.join(said)}."] if said else []
     opened = [name for name in known if ends[name][1].reason == "end of the grid"]
     parts += [f"Not ended within the rates swept: {_list(opened)}."] if opened else []
@@ -244,18 +247,27 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _by_outcome(ends: Mapping[str, tuple[End, End]], names: Sequence[str]) -> dict[str, list[str]]:
+def _by_outcome(study: Study, known: Mapping[str, Window]) -> dict[str, list[str]]:
     """Return by the runs' outcome at the first rates above the windows these rates, each with its series."""
     found: dict[str, dict[float, list[str]]] = {}
-    for end, name in ((ends[name][1], name) for name in names):
+    for name, each in known.items():
+        end = window_ends(study)[name][1]
         if end.of:
-            what = "have a higher NLL" if end.reason == "slow" else end.reason
-            outcome = f"{end.runs} of {plural(end.of, 'run')} {what}"
+            outcome = _outcome(failure_at(study, name, each, end.lr))
             found.setdefault(outcome, {}).setdefault(end.lr, []).append(name)
     return {
         outcome: [f"{_list(group)} at {lr_text(lr)}" for lr, group in sorted(rates.items())]
         for outcome, rates in found.items()
     }
+
+
+def _outcome(failure: Failure) -> str:
+    """Return how runs at one rate failed, in the words of the first page's table, and how many only did worse."""
+    sound, of = failure.of - failure.runs, plural(failure.of, "run")
+    if not failure.runs:
+        return f"{sound} of {of} have a higher NLL"
+    more = f", {sound} {'has' if sound == 1 else 'have'} a higher NLL" if sound else ""
+    return f"{failure.runs} of {of} {failure.kind}{more}"
 
 
 def _worse_failures(study: Study, series: str, found: Window) -> list[str]:

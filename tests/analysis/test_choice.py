@@ -65,7 +65,7 @@ def test_a_mechanism_that_hardly_sees_order_is_not_the_widest(tmp_path):
     blind = replace(study, runs=study.runs.assign(blind_to_order=(study.runs["mechanism"] == "sc").astype(int)))
     _, widest, left_out = choose(blind)
     assert widest == "Widest own window: mix (wider than sa: supported)."
-    assert left_out == "Not counted for its window, since hardly able to see order: sc."
+    assert left_out == "Hardly able to see order, hence not counted for the window: sc."
 
 
 def of_positions(folder, values):
@@ -149,8 +149,9 @@ def test_two_references_have_a_choice_each(tmp_path):
     )  # fmt: skip
     said = choose(load(folder))
     assert [text for text in said if text.startswith("Lowest")] == [
-        "Lowest NLL: sa layernorm at 1e-2 (undecided against sa rmsnorm; sc layernorm higher: supported).",
-        "Lowest NLL: sa rmsnorm at 1e-2 (sc rmsnorm higher: supported).",
+        "Lowest NLL among sa layernorm and those compared with it: sa layernorm at 1e-2 (undecided against sa rmsnorm; "
+        "sc layernorm higher: supported).",
+        "Lowest NLL among sa rmsnorm and those compared with it: sa rmsnorm at 1e-2 (sc rmsnorm higher: supported).",
     ]
     assert sum(text.startswith("Widest") for text in said) == 2
 
@@ -173,6 +174,17 @@ def test_scattered_seeds_leave_the_choice_undecided(tmp_path):
     lowest, widest = choose(study)
     assert lowest == "Lowest NLL: sc at 1e-2 (undecided against sa)."
     assert "supported" not in widest and "undecided against" in widest
+
+
+def test_a_series_that_was_compared_with_the_reference_alone_is_said_to_be(tmp_path):
+    """mix is in front within the noise; that sc is higher was found against sa, not against mix."""
+    shift = {"sa": (0.0, 0.0, 0.0), "mix": (-0.02, 0.01, -0.02), "sc": (0.2, 0.2, 0.2)}
+
+    def nll(name, lr, seed):
+        return 2.0 + shift[name][seed] + 0.3 * abs(math.log10(lr) + 2)
+
+    study = load(write_study(tmp_path, mechanisms=list(shift), lrs=FINE, seeds=3, nll=nll))
+    assert choose(study)[0] == "Lowest NLL: mix at 1e-2 (undecided against sa; sc higher than sa: supported)."
 
 
 def test_a_lower_median_that_is_undecided_does_not_take_the_place_of_a_supported_one(tmp_path):
@@ -221,8 +233,17 @@ def test_a_spike_is_a_failure(tmp_path):
     assert table.rows[0][table.header.index("first failure")].text == "1e-1: 1/3 spiked"
     assert (
         breaks(study, study.series)
-        == "What ends the own windows, at the next rate swept: 2 of 3 runs have a higher NLL (sa at 1e-1)."
+        == "What ends the own windows, at the next rate swept: 1 of 3 runs spiked, 2 have a higher NLL (sa at 1e-1)."
     )
+
+
+def test_the_end_of_a_window_has_the_runs_and_kinds_of_the_table(tmp_path):
+    """One run spiked, one learned nothing, one did worse: no kind is left out."""
+    nlls = {"sa": (2.2, 2.0, 3.25, 3.3)}  # token frequencies reach 3.2
+    study = study_of(tmp_path, nlls, statuses={("sa", 1e-1, 1): ("spiked", "planted")}, noise=(0.0, -0.5, -0.5))
+    table = answer_table(study)
+    assert table.rows[0][table.header.index("first failure")].text == "1e-1: 2/3 learned nothing or spiked"
+    assert "2 of 3 runs learned nothing or spiked, 1 has a higher NLL (sa at 1e-1)." in breaks(study, study.series)
 
 
 def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
