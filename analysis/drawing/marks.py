@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis.drawing.style import INK, LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend
 from analysis.numbers.step_shares import DIVERGED
-from analysis.study.load import Frame
+from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 LEGEND_CHARACTERS = 112
@@ -144,6 +144,17 @@ def rate_entries(figure: Figure, colors: Mapping[float, Any]) -> list[Line2D]:
 def rate_title(colors: Mapping[float, Any]) -> str:
     """Return the title of a legend of learning rates; of a thinned one with the number of all."""
     return "learning rate" if len(colors) <= MOST_RATES else f"learning rate, {MOST_RATES} of {len(colors)} in order"
+
+
+def choose_panels(study: Study, first: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return the series of a row of `PANELS_PER_ROW` panels: the first ones wanted, then others in the study's order.
+
+    Args:
+        study: the study.
+        first: the series wanted.
+        known: the series that can be drawn.
+    """
+    return [name for name in dict.fromkeys([*first, *study.series]) if name in known][:PANELS_PER_ROW]
 
 
 def rate_legend(figure: Figure, colors: Mapping[float, Any], more: Sequence[Line2D] = ()) -> None:

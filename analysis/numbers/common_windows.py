@@ -49,14 +49,18 @@ def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWi
 def rank_variants(study: Study) -> list[str]:
     """Return the series by the upper edge of their common window, the largest first; [] but in an ablation over rates.
 
-    An open edge counts as the largest swept rate, a series that never reaches the limit comes last.
+    An open edge counts as the largest swept rate. A series that learned too little for a window, or that never reaches
+    the limit, comes last.
     """
     if not (study.runs["variant"] != "").any() or study.runs["lr"].nunique() < 2:
         return []
     found = {name: each.median for name, each in common_windows(study).items()}
     if set(found) != set(study.series):
         return []
-    edges = {name: 0.0 if each is None or each.is_empty else each.high.lr for name, each in found.items()}
+    lacking = reasons_untrained(study)
+    edges = {
+        name: 0.0 if each is None or each.is_empty or lacking[name] else each.high.lr for name, each in found.items()
+    }
     return sorted(study.series, key=lambda name: -edges[name])
 
 

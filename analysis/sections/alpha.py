@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, mark_entry, say_instead
+from analysis.drawing.marks import PANELS_PER_ROW, choose_panels, entry, mark, mark_entry, say_instead
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
@@ -44,6 +44,7 @@ from analysis.study.protocol import (
     step_terms,
     terms_in_brief,
 )
+from analysis.study.reference import reference_series
 from analysis.words import join_words, lr_text, plural, power, wrap
 
 TITLE = "Maximum stable learning rate α_max along the optimizer's step"
@@ -78,10 +79,17 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     return figures
 
 
-def row_figure(study: Study) -> tuple[Figure, str] | None:
-    """Draw one row of at most four panels, from the run's own state where it was measured, and return its phase too.
+def row_figure(study: Study, first: Sequence[str] = ()) -> tuple[Figure, str, int] | None:
+    """Draw one row of at most four panels, from the run's own state where it was measured.
 
-    The terminal checkpoints if measured, else the first phase. None without a recorded step.
+    The terminal checkpoints if measured, else the first phase.
+
+    Args:
+        study: the study.
+        first: series to draw before all others.
+
+    Returns:
+        The figure, its phase and the number of measured series; None without a recorded step.
     """
     measured = phases_and_states(study)
     if not measured:
@@ -90,13 +98,14 @@ def row_figure(study: Study) -> tuple[Figure, str] | None:
     states = [state for each, state in measured if each == phase]
     state = OWN_STATE if OWN_STATE in states else states[0]
     rows, count = recorded_steps(study, phase, state), count_stable_steps(study, phase, state)
-    present = [name for name in study.series if name in series_with_results(study, count)][:PANELS_PER_ROW]
+    measured_series = series_with_results(study, count)
+    present = choose_panels(study, first, measured_series)
     if not present or rows.empty:
         return None
     of_shown = count[count["series"].isin(present)]
     figure = _alpha_figure(rows[rows["series"].isin(present)], {state: of_shown}, tuple(present), looks(study))
     figure.axes[0].set_ylabel("$\\alpha_\\mathrm{max}$")
-    return figure, phase
+    return figure, phase, len(measured_series)
 
 
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
@@ -287,13 +296,8 @@ ALONG_CAPTION = (
 
 def explain(study: Study) -> str:
     """Return the meaning of α_max; that it grows with the rate is said only if it does so here."""
-    steps = typical_steps(study, _first_series(study))["alpha_max"]
+    steps = typical_steps(study, reference_series(study))["alpha_max"]
     return EXPLAINED.format(growth=GROWTH if len(steps) > 1 and steps.is_monotonic_increasing else "")
-
-
-def _first_series(study: Study) -> str:
-    """Return the first series of the reference's mechanism."""
-    return next(name for name in study.series if study.of(name)["mechanism"].iloc[0] == study.reference)
 
 
 def typical_steps(study: Study, series: str) -> Frame:
@@ -318,7 +322,7 @@ def typical_steps(study: Study, series: str) -> Frame:
 
 def step_figure(study: Study) -> tuple[str, Figure] | None:
     """Draw the reference's loss along typical steps; None below two measured rates."""
-    series = _first_series(study)
+    series = reference_series(study)
     steps = typical_steps(study, series)
     if len(steps) < 2:
         return None

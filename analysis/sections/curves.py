@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.drawing.marks import (
-    PANELS_PER_ROW,
+    choose_panels,
     entry,
     legend_columns,
     mark_entry,
@@ -124,10 +124,18 @@ def _read_logs(study: Study) -> tuple[Frame, set[str]]:
     return rows, set(rows.loc[np.isfinite(rows["loss"]), "series"])
 
 
-def row_figure(study: Study) -> Figure | None:
-    """Draw one row of at most four panels, one per series, a line per rate; None without a recorded loss."""
+def row_figure(study: Study, first: Sequence[str] = ()) -> tuple[Figure, int] | None:
+    """Draw one row of at most four panels, one per series, a line per rate.
+
+    Args:
+        study: the study.
+        first: series to draw before all others.
+
+    Returns:
+        The figure and the number of series with a recorded loss; None without any.
+    """
     rows, known = _read_logs(study)
-    names = [name for name in study.series if name in known][:PANELS_PER_ROW]
+    names = choose_panels(study, first, known)
     if not names:
         return None
     drawn, spans, colors = _Curves.of(rows), _spans_by_series(study, rows, names), lr_colors(study.runs["lr"])
@@ -144,7 +152,7 @@ def row_figure(study: Study) -> Figure | None:
         ax.set_xlabel("step")
     axes[0].set_ylabel(f"loss{wording.nats(study)}")
     rate_legend(figure, colors, _marks(drawn.rows))
-    return figure
+    return figure, len(known)
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

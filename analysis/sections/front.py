@@ -9,6 +9,7 @@ from dataclasses import replace
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.claims.claim import sentence
 from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
@@ -26,6 +27,7 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
 from analysis.study.once import once_per_study
+from analysis.study.reference import reference_series
 from analysis.words import join_words, lr_text, plural, value_text
 from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
@@ -145,8 +147,9 @@ def second_page(study: Study, find: Find, prefix: str) -> Pieces:
     row, _ = _brief_figures(study)
     found: list[Picture | None] = []
     if row is not None:
-        caption = ALPHA_CAPTION.format(phase=PHASES.get(row[1], row[1]))
-        found.append(Picture(ALPHA, row[0], caption, f"{prefix}{ALPHA}.pdf"))
+        figure, phase, measured = row
+        caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase)) + _count_panels(figure, measured)
+        found.append(Picture(ALPHA, figure, caption, f"{prefix}{ALPHA}.pdf"))
     found.append(find(TELLING))
     if find(list_first(study)) is not None:
         found.append(_curves(study, prefix))
@@ -154,14 +157,23 @@ def second_page(study: Study, find: Find, prefix: str) -> Pieces:
 
 
 def _curves(study: Study, prefix: str) -> Picture | None:
-    _, figure = _brief_figures(study)
-    return None if figure is None else Picture(CURVES, figure, CURVES_CAPTION, f"{prefix}{CURVES}.pdf")
+    _, row = _brief_figures(study)
+    if row is None:
+        return None
+    figure, logged = row
+    return Picture(CURVES, figure, CURVES_CAPTION + _count_panels(figure, logged), f"{prefix}{CURVES}.pdf")
+
+
+def _count_panels(figure: Figure, of: int) -> str:
+    """Return a sentence on a figure with a panel for each of some series; "" if it has all of them."""
+    return f" {len(figure.axes)} of {of} series." if len(figure.axes) < of else ""
 
 
 @once_per_study
-def _brief_figures(study: Study) -> tuple[tuple[Figure, str] | None, Figure | None]:
+def _brief_figures(study: Study) -> tuple[tuple[Figure, str, int] | None, tuple[Figure, int] | None]:
+    """Draw α_max and the learning curves of the series that the first page's table has, in its order."""
     with matplotlib.rc_context(RC):
-        return alpha.row_figure(study), curves.row_figure(study)
+        return alpha.row_figure(study, best_series(study)), curves.row_figure(study, best_series(study))
 
 
 def describe_runs(study: Study) -> str:
@@ -171,17 +183,19 @@ def describe_runs(study: Study) -> str:
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     span += " times each optimizer's own" if study.is_in_multiples else ""
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
+    swept = runs.groupby("series")["lr"].nunique()  # rates of its own, e.g. of `lr=edge`, make no grid
+    own = "" if swept.max() == len(lrs) else f"{_span_text(swept.min(), swept.max())} of "
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = shown_states(runs).value_counts()
     ended = join_words(f"{counts[status]} {status}" for status in ENDS if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
-    shown = runs[runs["series"].isin(best_series(study))]
+    shown = runs[runs["series"].isin([*best_series(study), reference_series(study), *_titled(study)])]
     varied = [column for column in ("cross", "residual") if runs[column].nunique() > 1]
     short = [*shown["mechanism"], *(each for name in varied for each in shown[name]), *runs["objective"]]
     weights = wording.weights(study)
     said = [
-        f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
-        f"{of}; {ended or 'none diverged'}.",
+        f"{kinds} × {own}{plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: "
+        f"{plural(len(runs), 'run')}{of}; {ended or 'none diverged'}.",
         f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
         spell(short),
@@ -190,10 +204,24 @@ def describe_runs(study: Study) -> str:
     return " ".join(filter(None, said))
 
 
+def _span_text(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _titled(study: Study) -> list[str]:
+    """Return the series that the title names."""
+    words = {word.strip("?;:,").removesuffix("’s") for word in title(study).split()}
+    return [name for name in study.series if name in words]
+
+
 def _describe_bases(study: Study) -> str:
-    """Return the base's value of each varied setting, e.g. "sa alone: ffn=moe."; "" of more than two settings."""
+    """Return the base's value of each varied setting, e.g. "Plain sa has ffn=moe."; "" of more than two settings.
+
+    A base whose name has the value, e.g. sc rope=gradient, needs no sentence.
+    """
     found = [(each.base, group) for each in ablations(study) for group in each.groups]
     if len(found) > MOST_SETTINGS:
         return ""
-    parts = [f"{base} alone: {group.setting or group.part}={value_text(group.base_value)}" for base, group in found]
-    return f"{'; '.join(parts)}." if parts else ""
+    told = [(base, f"{group.setting or group.part}={value_text(group.base_value)}") for base, group in found]
+    parts = [f"plain {base} has {value}" for base, value in told if value not in base.split()]
+    return f"{sentence('; '.join(parts))}." if parts else ""

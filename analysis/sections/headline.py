@@ -26,7 +26,7 @@ from analysis.sections.choice import answer_setting, choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
-from analysis.study.reference import compares_losses, unlearned
+from analysis.study.reference import compares_losses, reference_series, unlearned
 from analysis.words import join_words, lr_text, plural, power, significant
 from stability.runs.words import LEARNED_NOTHING
 
@@ -100,7 +100,8 @@ def best_series(study: Study) -> list[str]:
     if len(study.series) < MOST_ROWS:
         return list(study.series)
     if ranked := rank_variants(study):
-        bases = [*dict.fromkeys([name for name in ranked if name in set(study.runs["base"])][:1] + [study.reference])]
+        based = [name for name in ranked if name in set(study.runs["base"])]
+        bases = [*dict.fromkeys([*based[:1], reference_series(study)])]
         first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
     reference = lists_reference(study)
@@ -109,8 +110,8 @@ def best_series(study: Study) -> list[str]:
 
 def lists_reference(study: Study) -> str:
     """Return the reference of a study with many series if it is none of the first ones by NLL; else ""."""
-    is_beyond = not rank_variants(study) and study.reference in _rank(study)[MOST_ROWS:]
-    return study.reference if is_beyond else ""
+    reference = reference_series(study)
+    return reference if not rank_variants(study) and reference in _rank(study)[MOST_ROWS:] else ""
 
 
 def _rank(study: Study) -> list[str]:
@@ -151,14 +152,12 @@ def title(study: Study) -> str:
     never = [name for name in trained if name not in reached]
     if not reached:
         return f"{question} {limit}? {join_words(never)} never come so close"
-    if (ranked := [name for name in rank_variants(study) if name in reached]) and study.reference in reached:
-        furthest, base = ranked[0], study.reference
-        places = [
-            _upper_bracket(study, reached[name])[1].removeprefix("between ").replace(" and ", "–")
-            for name in (base, furthest)
-        ]
-        if len(set(places)) == 1:
-            return f"{question} {limit}? {join_words(dict.fromkeys((base, furthest)))} to {places[0]}"
+    base = reference_series(study)
+    if (ranked := [name for name in rank_variants(study) if name in reached]) and base in reached:
+        furthest, brackets = ranked[0], [_upper_bracket(study, reached[name])[1] for name in (base, ranked[0])]
+        if len(set(brackets)) == 1:
+            return f"{question} {limit}? {base} to {brackets[0]}, no series further on this grid"
+        places = [text.removeprefix("between ").replace(" and ", "–") for text in brackets]
         is_variant = furthest.startswith(f"{base} ")
         more = f", with {shorten_variant(study, furthest)}" if is_variant else f", {furthest}"
         return f"{question} {limit}? {base} to {places[0]}{more} to {places[1]}"

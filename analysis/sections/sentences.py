@@ -49,10 +49,11 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
 
 def _say_ranking(study: Study) -> str:
     """Return the variants of an ablation with the largest upper edges of the common window; "" for few."""
-    ranked, found = rank_variants(study), common_windows(study)
+    ranked, found, lacking = rank_variants(study), common_windows(study), reasons_untrained(study)
     if len(ranked) <= NAMED:
         return ""
-    edges = [(name, each) for name in ranked if (each := found[name].median) is not None and not each.is_empty]
+    medians = {name: found[name].median for name in ranked if not lacking[name]}
+    edges = [(name, each) for name, each in medians.items() if each is not None and not each.is_empty]
     named = [f"{shorten_variant(study, name)} {'≥ ' * each.open_high}{power(each.high.lr)}" for name, each in edges]
     return f"{sentence(limits(study, study.series, '')[1])} up to {', '.join(named)}."
 

@@ -32,6 +32,11 @@ def references(study: Study) -> dict[str, str]:
     return {series: name for series, name in found.items() if name is not None and name != series}
 
 
+def reference_series(study: Study) -> str:
+    """Return the first series of the reference's mechanism: ``sa+ca`` of ``sa``."""
+    return next(name for name in study.series if study.of(name)["mechanism"].iloc[0] == study.reference)
+
+
 def _reference(study: Study, series: str) -> str | None:
     row = study.of(series).iloc[0]
     if _has_own_loss(study, row["variant"]):

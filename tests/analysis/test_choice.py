@@ -281,7 +281,7 @@ def test_a_legend_of_many_rates_is_thinned_and_a_browser_names_every_line(tmp_pa
     rates = tuple(10 ** (place / 10 - 3) for place in range(20))
     study = study_of(tmp_path, {"sa": vee(2.0, 0.3)}, rates=rates, seeds=1)
     with matplotlib.rc_context(RC):
-        figure = curves.row_figure(study)
+        figure, _ = curves.row_figure(study)
         (legend,) = figure.legends
         names = [text.get_text() for text in legend.get_texts()]
         assert [name for name in names if "e" in name][:1] == ["1e-3"] and "7.943e-2" in names

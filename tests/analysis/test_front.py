@@ -20,7 +20,9 @@ from analysis.claims.reference import BEYOND
 from analysis.drawing.pieces import Boxed, Heading, PageBreak, Picture
 from analysis.drawing.typeset import Table
 from analysis.export import export_together
+from analysis.numbers.common_windows import rank_variants
 from analysis.numbers.first_failure import first_failure
+from analysis.numbers.learning import unlearned_words
 from analysis.numbers.windows import windows
 from analysis.report import build_together, summary
 from analysis.sections import alpha
@@ -392,7 +394,45 @@ def test_another_mechanism_that_goes_as_far_is_no_variant_of_the_reference(tmp_p
         nll=lambda name, lr, seed: nlls[name][RATES.index(lr)] + 0.001 * seed,
     )  # fmt: skip
     said = title(load(folder))
-    assert said.startswith("How far") and ", with attentionx" not in said and "sa and " in said
+    assert said.endswith("? sa to between 1e-2 and 1e-1, no series further on this grid"), "nor is one of them named"
+
+
+def test_a_reference_with_a_cross_mechanism_is_in_the_table_of_variants_and_spelled_out(tmp_path):
+    """Its series is sa+ca; a series that learned too little has no place in the ranking."""
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.01, 2.4)}
+    shift = {"": 0.0} | {f"rank={rank}": 1.1 if rank == 2 else 0.01 for rank in range(1, 7)}
+    settings = [{"variant": variant, "cross": "ca"} for variant in shift]
+    folder = write_study(tmp_path, mechanisms=list(nlls), lrs=RATES, seeds=3, settings=settings)
+    runs = pd.read_parquet(folder / "results" / "runs.parquet")
+    runs = runs[(runs["mechanism"] == "sc") | (runs["variant"] == "")]
+    runs["val_nll"] = [
+        nlls[run.mechanism][RATES.index(run.lr)] + shift[run.variant] + 0.001 * run.seed for run in runs.itertuples()
+    ]
+    write_table(folder / "results" / "runs.parquet", "runs", runs.to_dict("records"))
+    study = load(folder)
+    lost = next(name for name in study.series if "rank=2" in name)
+    assert unlearned_words(study)[lost], "nearly nothing"
+    assert rank_variants(study)[-1] == lost and not any(lost in text for text in sentences(study))
+    assert "sa+ca" in best_series(study) and "sa: softmax self-attention" in describe_runs(study)
+
+
+def test_rates_that_each_series_has_for_itself_are_no_grid(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)})
+    runs = study.runs
+    apart = runs[(runs["mechanism"] == "sa") == (runs["lr"] < 5e-2)]
+    assert describe_runs(replace(study, runs=apart)).startswith(
+        "2 mechanisms × 2 of 4 learning rates (1e-3 to 1e0) × 3"
+    )
+    fewer = runs[(runs["mechanism"] == "sa") <= (runs["lr"] < 5e-2)]
+    assert "2 mechanisms × 4 learning rates" in describe_runs(replace(study, runs=fewer)), "one has them all"
+
+
+def test_of_many_series_the_second_page_draws_those_of_the_first_and_counts_them(many):
+    second = [each for part in assembly.pieces(many, pages="short") for each in part if isinstance(each, Picture)]
+    found = {each.name: each for each in second}
+    titles = [ax.get_title(loc="left") for ax in found["curves-in-brief"].figure.axes]
+    assert titles == [f"m{place:02d}" for place in range(11, 7, -1)] == best_series(many)[:4]
+    assert found["curves-in-brief"].caption.endswith(" 4 of 12 series.")
 
 
 def test_one_rate_has_a_ranking_and_no_window(tmp_path):
