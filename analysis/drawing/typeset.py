@@ -154,6 +154,12 @@ def _label(text: str) -> str:
     return f"strong[{_wrapped(text)}]" if text else "[]"
 
 
+def longest_part(name: str) -> int:
+    """Return the number of characters of a name's longest part that a table cannot break."""
+    parts = (part for word in name.split() for part in BREAKS.sub("\\g<0> ", word).split())
+    return max(map(len, parts), default=0)
+
+
 def _wrapped(text: str) -> str:
     """Return `prose` of which a long word may break after "=", a comma, an underscore or a name's full stop."""
     source = prose(text)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.drawing.tables import chunks
-from analysis.drawing.typeset import Cell, Table
+from analysis.drawing.typeset import Cell, Table, longest_part
 from analysis.numbers.step_shares import (
     COUNTED,
     DIVERGED,
@@ -45,6 +45,7 @@ from analysis.study.protocol import (
 from analysis.words import count_range, join_words, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
+NARROW = 13  # characters of a name without a break that fit a column
 PALE = (
     "Grey (in plain text: in parentheses): most runs learned nothing. % stable says that steps lower their batch's "
     "loss, not that training succeeds"
@@ -88,7 +89,8 @@ def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
     """Return the series of each table; a table needs one measured series, the others may be undefined."""
     result = series_with_results(study, count)
     named = [name for name in study.series if name in {*result, *series_without_alpha(study, count)}]
-    return [part for part in chunks(named, ALPHA_COLUMNS) if set(part) & set(result)]
+    most = ALPHA_COLUMNS if max(map(longest_part, named), default=0) <= NARROW else ALPHA_COLUMNS // 2
+    return [part for part in chunks(named, most) if set(part) & set(result)]
 
 
 def _lost(shown: Frame) -> str:

@@ -2,8 +2,9 @@
 
 import math
 
-from analysis.drawing.typeset import Cell
+from analysis.drawing.typeset import Cell, longest_part
 from analysis.sections.alpha_brief import describe_at_best_rates, tabulate_at_best_rates
+from analysis.sections.alpha_tables import alpha_tables
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -57,3 +58,11 @@ def test_without_a_recorded_step_the_text_says_so(tmp_path):
 def test_a_study_without_a_best_rate_says_why(tmp_path):
     study = study_of(tmp_path, NAMES[:1], nll=lambda *_: math.inf)
     assert describe_at_best_rates(study, ALL).startswith("no best learning rate: ")
+
+
+def test_long_names_have_fewer_columns_than_short_ones(tmp_path):
+    """Heads of "parametrization=mup" ran over each other in eight columns."""
+    short = alpha_tables(study_of(tmp_path / "short", NAMES[:4]))
+    wide = study_of(tmp_path / "long", [f"m{place:016d}" for place in range(4)])
+    assert {len(table.header) for table in short} == {9} and {len(table.header) for table in alpha_tables(wide)} == {5}
+    assert [longest_part(name) for name in ("sa qk_norm=rmsnorm", "sa a.b=c", "")] == [7, 2, 0]
