@@ -174,11 +174,11 @@ def _compare_edges(statement: str, pair: tuple[str, str], said: str, factor: flo
     subject, n = f"edge {other} beside {plain}", len(seeds)
     tie = TIE_DECADES if factor == 1.0 else 0.0
     direction, interval, lost = decide_with_lost(lows, highs, tie)
-    known = " to ".join(_times(end + needed) for end in interval)
+    known = say_span([end + needed for end in interval])
     kind = "range" if n == 2 or lost else "95 %"
     typical = np.median if lost else np.mean  # the interval is the mean's, but where a seed has no rate at all
     least, most = (float(typical([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
-    effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
+    effect = _times(least) if most - least < TIE_DECADES else say_span((least, most))
     verdict = judge_sign(direction)
     more_runs, is_resolved = None, True
     if direction and not lost:
@@ -217,6 +217,12 @@ def _resolve(
     size = abs(float(np.mean([low + high for low, high in zip(lows, highs, strict=True)]))) / 2
     more = bisections_needed([gap for gap in gaps if math.isfinite(gap)], size)
     return False, None if more is None else more * len(seeds)
+
+
+def say_span(ends: Sequence[float]) -> str:
+    """Return two ratios, given in decades, as text; "any ratio" from 0 to ∞, as if no rate swept is too large."""
+    low, high = ends
+    return "any ratio" if low == -math.inf and high == math.inf else f"{_times(low)} to {_times(high)}"
 
 
 def _times(decades: float) -> str:

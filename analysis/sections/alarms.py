@@ -30,6 +30,7 @@ from analysis.numbers.alarms import (
 )
 from analysis.numbers.early_measurements import breaks
 from analysis.numbers.ranking import Estimate
+from analysis.numbers.window_ends import shown_states
 from analysis.sections.section import (
     Captioned,
     Figures,
@@ -42,9 +43,11 @@ from analysis.sections.section import (
 from analysis.study.load import ENDED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import join_words, plural
+from stability.runs.words import EXPLODED
 
 TITLE, NAME = "What breaks first", "alarms"
 LOGS = ("activations", "edge")
+BROKEN = ("diverged", EXPLODED, "spiked")  # ends of a run that the first page counts as a break
 PANELS, COLUMNS = 6, 3
 CAPTION = (
     "Signals of the broken runs against steps from the onset: the step at which the smoothed loss exceeded its minimum "
@@ -69,7 +72,7 @@ def sentences(study: Study) -> list[str]:
         return ["No run broke by this rule: nothing to warn of."]
     ended = study.runs.loc[study.runs["status"].isin(ENDED), "run_id"]
     sound = int((~breaks(study)["broke"].reindex(ended)).sum())
-    runs = f"{plural(broken, 'run')} broke, {sound} did not."
+    runs = f"{plural(broken, 'run')} broke, {sound} did not.{_say_recovered(study)}"
     judgeable = max((each.broken for each in found), default=0)
     if not judgeable:
         return [f"{runs} All broke too early to judge: no signal has more than {FEWEST_ROWS} rows before."]
@@ -87,6 +90,18 @@ def sentences(study: Study) -> list[str]:
     first = max(telling, key=lambda each: each.lead.value)
     lead = f"{first.lead.value:.0f} steps before the onset{_within(first.lead, '{:.0f}')}"
     return [f"{runs} More often than by chance warn: {'; '.join(named)}. The earliest is {first.signal.name}, {lead}."]
+
+
+def _say_recovered(study: Study) -> str:
+    """Return how many broken runs did not end broken, which the first page counts by their ends; "" for none."""
+    broke = breaks(study)["broke"]
+    runs = study.runs[study.runs["run_id"].map(broke).eq(True)]
+    ends = shown_states(runs)
+    counts = ends[~ends.isin(BROKEN)].value_counts()
+    if counts.empty:
+        return ""
+    told = join_words(f"{number} {state}" for state, number in counts.items())
+    return f" Of those that broke, {told} in the end."
 
 
 def _within(found: Estimate, form: str) -> str:

@@ -209,6 +209,17 @@ def test_a_report_says_which_signal_warns(tmp_path):
     assert section.figures(logged)["alarms"].figure.axes[0].get_xlabel() == "steps from the onset"
 
 
+def test_broken_runs_that_the_first_page_counts_by_another_end_are_named(tmp_path):
+    """A loss may rise by a spike's height and come back: such a run broke, and learned nothing in the end."""
+    logged = with_signals(write_runs(tmp_path, [30, 10, 20]))
+    broken = logged.runs.index[logged.runs["status"] == "diverged"]
+    for status, told in (("diverged", ""), ("plateaued", " Of those that broke, 1 learned nothing in the end.")):
+        runs = logged.runs.copy()
+        runs.loc[broken[0], "status"] = status
+        (said,) = section.sentences(replace(logged, runs=runs))
+        assert said.startswith(f"3 runs broke, 3 did not.{told} More often than by chance")
+
+
 def test_the_table_of_signals_has_the_claim_on_each(tmp_path):
     """The first page counts these claims and sends its reader to the appendix."""
     study = with_signals(write_runs(tmp_path, [30, 20, 25]))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims import judging
-from analysis.claims.mixers import reading
+from analysis.claims.mixers import reading, say_span
 from analysis.drawing.style import RC
 from analysis.numbers.mixers import edge_by_nll, edge_by_verdict, groups, numbers_of
 from analysis.numbers.windows import windows
@@ -152,6 +152,15 @@ def test_a_gate_that_learns_less_needs_the_edge_at_an_equal_share_of_the_learnin
     assert claim.effect.startswith("×89.62 to ×") and claim.verdict == "unresolved", "within one bracket of a decade"
     assert claim.interval == f"at an equal share 95 %: ×{ratio:.2f} to ×{ratio:.2f}"
     assert f"At an equal share of what was learned (8 %): ×{ratio:.2f} (95 %: ×{ratio:.2f}" in claim.text
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [((-math.inf, math.inf), "any ratio"), ((0.0, math.inf), "×1.00 to ×∞"), ((-1.0, 0.5), "×0.10 to ×3.16")],
+)
+def test_a_ratio_of_which_nothing_is_known_is_any(ends, told):
+    """Neither of two gates had a rate that is too large: ×0 to ×∞ was printed, and its interval too."""
+    assert say_span(ends) == told
 
 
 def test_without_a_norm_every_run_diverges(tmp_path):
