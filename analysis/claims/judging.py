@@ -160,7 +160,7 @@ def _describe_untrained(study: Study, side: Side) -> str:
     if side.only_diverged:
         return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
     why = f"is {NOT_RUN}" if set(study.of(side.series)["status"]) == {"queued"} else side.shortfall
-    return f"{why}: no claim is made about it"
+    return f"{why}: no claim is made about its window, its NLL and its α_max"
 
 
 @once_per_study

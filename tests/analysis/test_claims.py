@@ -200,7 +200,7 @@ def test_a_mechanism_that_stayed_a_quarter_behind_the_others_is_untrained(tmp_pa
     assert {claims[name].verdict for name in ("mix window", "mix best NLL", "trained mix")} == {"not judged"}
     assert claims["trained mix"].text == (
         "mix is untrained: its best validation NLL, 2.901, lies 0.299 nats below the token-frequency NLL of 3.200, "
-        "less than a quarter of the 1.200 that another mechanism learned: no claim is made about it."
+        "less than a quarter of the 1.200 that another mechanism learned: no claim is made about its window, its NLL and its α_max."
     )
     claims = judged(tmp_path / "b", nll=learned({"sa": 1.2, "sc": 1.0, "mix": 0.301}))
     assert "trained mix" not in claims and claims["mix window"].verdict != "not judged"
@@ -252,12 +252,12 @@ def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path)
     claims = judged(tmp_path / "failed", nll=lambda m, *_: math.inf if m == "sa" else 2.0, statuses=failed)
     assert (
         claims["trained sa"].text
-        == "sa has no learning rate at which most of its runs finished: no claim is made about it."
+        == "sa has no learning rate at which most of its runs finished: no claim is made about its window, its NLL and its α_max."
     )
     claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
     assert (
         claims["trained sc"].text
-        == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."
+        == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about its window, its NLL and its α_max."
     )
 
 
