@@ -172,7 +172,7 @@ def say_apart(studies: Sequence[Study]) -> str:
 
 
 def together(studies: Sequence[Study], prefix: str) -> Pieces:
-    """Return the joint law of several studies: back-tests, predictions, figure and tables; () without one.
+    """Return the joint law of several studies: predictions, back-tests, figure and tables; () without one.
 
     Args:
         studies: the studies.
@@ -184,7 +184,7 @@ def together(studies: Sequence[Study], prefix: str) -> Pieces:
     with matplotlib.rc_context(RC):
         figure = draw(groups)
     predictions = [describe_prediction(group, double(group)) for group in groups]
-    said = [*filter(None, map(describe_trials, groups)), *predictions, describe_comparisons(groups)]
+    said = [*predictions, *filter(None, map(describe_trials, groups)), describe_comparisons(groups)]
     picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
     return box([*filter(None, said)]) + picture + shown([best_table(studies[0], groups), trial_table(groups)])
 
