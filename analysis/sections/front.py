@@ -19,7 +19,14 @@ from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
 from analysis.sections.choice import breaks, choose
-from analysis.sections.headline import answer_table, best_series, lists_reference, spread_told, title
+from analysis.sections.headline import (
+    answer_table,
+    best_series,
+    compared_with,
+    lists_reference,
+    spread_told,
+    title,
+)
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import NAMED, sentences
@@ -171,9 +178,10 @@ def _count_panels(figure: Figure, of: int) -> str:
 
 @once_per_study
 def _brief_figures(study: Study) -> tuple[tuple[Figure, str, int] | None, tuple[Figure, int] | None]:
-    """Draw α_max and the learning curves of the series that the first page's table has, in its order."""
+    """Draw α_max and the learning curves of the reference, then of the table's other series in their order."""
+    first = [*compared_with(study), *best_series(study)]
     with matplotlib.rc_context(RC):
-        return alpha.row_figure(study, best_series(study)), curves.row_figure(study, best_series(study))
+        return alpha.row_figure(study, first), curves.row_figure(study, first)
 
 
 def describe_runs(study: Study) -> str:

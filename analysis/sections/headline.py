@@ -26,7 +26,7 @@ from analysis.sections.choice import answer_setting, choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
 from analysis.study import wording
 from analysis.study.load import ENDED, Study
-from analysis.study.reference import compares_losses, reference_series, unlearned
+from analysis.study.reference import compares_losses, reference_series, references, unlearned
 from analysis.words import join_words, lr_text, plural, power, significant
 from stability.runs.words import LEARNED_NOTHING
 
@@ -101,7 +101,7 @@ def best_series(study: Study) -> list[str]:
         return list(study.series)
     if ranked := rank_variants(study):
         based = [name for name in ranked if name in set(study.runs["base"])]
-        bases = [*dict.fromkeys([*based[:1], reference_series(study)])]
+        bases = [*dict.fromkeys([*based[:1], *compared_with(study)])]
         first = [name for name in ranked if name not in bases][: RANKED_ROWS - len(bases)]
         return [name for name in ranked if name in (*first, *bases)]
     reference = lists_reference(study)
@@ -110,8 +110,14 @@ def best_series(study: Study) -> list[str]:
 
 def lists_reference(study: Study) -> str:
     """Return the reference of a study with many series if it is none of the first ones by NLL; else ""."""
-    reference = reference_series(study)
-    return reference if not rank_variants(study) and reference in _rank(study)[MOST_ROWS:] else ""
+    beyond = [] if rank_variants(study) else [name for name in compared_with(study) if name in _rank(study)[MOST_ROWS:]]
+    return "".join(beyond)
+
+
+def compared_with(study: Study) -> list[str]:
+    """Return the reference's first series if any series is compared with it, as optimizers are not; else []."""
+    first = reference_series(study)
+    return [first] if first in references(study).values() else []
 
 
 def _rank(study: Study) -> list[str]:
@@ -252,7 +258,10 @@ def comparison_table(studies: Sequence[Study]) -> Table:
         found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
     texts = zip(*(limits(study, best_series(study), "its") for study in studies), strict=True)
     own, common = (" or ".join(dict.fromkeys(each)) for each in texts)
+    counts = [(len(study.series) - len(best_series(study)), study.name) for study in studies]
+    further = join_words(f"{number} further series of {name}" for number, name in counts if number)
     told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
+    told += f" Not here: {further}." if further else ""
     return _table("The studies side by side", found, told, (own, common), spread_told(studies))
 
 

@@ -42,14 +42,14 @@ from analysis.study.reference import compares_losses, frequency_nll, unlearned
 from stability.runs.words import LEARNED_NOTHING
 
 WINDOW_CAPTION = (
-    "{widths} of the stable windows of the median line: thick, the own window; thin, the common one. Number: "
-    "both; points: single seeds, own; whisker: widths that the grid's rates allow without interpolation; arrow: open, "
-    "a lower bound."
+    "{widths} of the stable windows of the median line{bars}; whisker: widths that the grid's rates allow without "
+    "interpolation; arrow: open, a lower bound."
 )
 WIDTH_CAPTION = (
-    " Right: width against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound; "
-    "vertical line: the limit of the common windows."
+    " Right: width against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound"
 )
+BOTH = ": thick, the own window; thin, the common one. Number: both; points: single seeds, own"
+OWN_ALONE = ", each one's own. Points: single seeds"
 
 
 def window_figure(study: Study) -> Figure | None:
@@ -389,13 +389,13 @@ def applies(study: Study) -> bool:
 
 def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
-    caption = (
-        WINDOW_CAPTION.format(widths="Widths")
-        if compares_losses(study)
-        else f"{WINDOW_CAPTION}{WIDTH_CAPTION}".format(
-            widths="Left: widths", baseline_nll=wording.words(study).baseline_nll
-        )
+    is_alone, has_common = compares_losses(study), bool(common_windows(study))
+    caption = WINDOW_CAPTION.format(
+        widths="Widths" if is_alone else "Left: widths", bars=BOTH if has_common else OWN_ALONE
     )
+    if not is_alone:
+        limit = "; vertical line: the limit of the common windows." if has_common else "."
+        caption += WIDTH_CAPTION.format(baseline_nll=wording.words(study).baseline_nll) + limit
     drawn = {} if curves is None else {NLL: Captioned(curves, nll_caption(study, curves))}
     window = window_figure(study)
     return drawn if window is None else drawn | {WINDOW: Captioned(window, caption)}

@@ -62,9 +62,9 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
     rows = tuple(_window_row(study, each, lowest) for each in numbers)
     told = multiples.references(study.study)
-    unit = "its reference rate" if told else "1"
+    over = ", over its reference rate" if told else ""
     caption = (
-        f"Best: the learning rate of the lowest median NLL ({wording.words(study).unit}), over {unit}; all that "
+        f"Best: the learning rate of the lowest median NLL ({wording.words(study).unit}){over}; all that "
         "follows is at that rate, or starts from it: no rate of one optimizer is held against another's. NLL: median "
         f"over seeds. {MEDIAN_RULE}. Decades to stable: from the best rate to the largest at which every "
         "seed ended stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: "

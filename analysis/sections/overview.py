@@ -6,6 +6,7 @@ Troubles are runs that diverged, failed, or learned nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -23,7 +24,7 @@ from analysis.study import wording
 from analysis.study.load import ENDED, Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
-from analysis.words import duration, join_words, lr_text, plural, without_folders, without_places
+from analysis.words import duration, join_words, lr_text, plural, power, without_folders, without_places
 from stability.runs.words import EXPLODED, LEARNED_NOTHING
 
 
@@ -153,25 +154,34 @@ def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
     runs = study.runs[
         (study.runs["status"] != "stable") | study.runs["run_id"].isin(find_guarded(study.runs)["run_id"])
     ]
-    runs = runs.assign(shown=shown_states(runs))
+    ends = shown_states(runs)
+    runs = runs.assign(shown=ends)
     runs = runs[~runs["shown"].isin(left_out)]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
         return None
     rows = []
     for run in runs.head(TROUBLES_SHOWN).itertuples():
-        why = ", ".join(filter(None, (without_places(run.reason), guards_did(run)))) or "--"
+        why = ", ".join(filter(None, (_shorten(without_places(run.reason)), guards_did(run)))) or "--"
         steps = f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"
         texts = (run.run_id, run.series, lr_text(run.lr), f"{run.seed:g}", run.shown, steps, why)
         rows.append(tuple(map(Cell, texts)))
     hidden = len(runs) - len(rows)
     more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
+    counts = ends[ends.isin(left_out)].value_counts()
+    counted = join_words(f"{number} {state}" for state, number in counts.items())
+    more += f" Counted in the table of NLLs, not here: {counted}." if counted else ""
     caption = f"A divergence is a result; only “failed” is a crash.{guarded_note(study)}{more}"
     align = ("left", "left", "right", "right", "left", "right", "left")
     widths = ("auto",) * 6 + ("1fr",)
     title = f"Runs that did not end stable{'' if (runs['status'] != 'stable').all() else ' by themselves'}"
     header = ("run", "mechanism", "LR", "seed", "status", "steps", "reason")
     return Table(title, caption, header, tuple(rows), (), align, widths)
+
+
+def _shorten(reason: str) -> str:
+    """Return a reason with numbers of many digits as powers: "rose 1.7e7 nats" for 17305677.07."""
+    return re.sub(r"\b\d{5,}\.\d+", lambda found: power(float(found[0])), reason)
 
 
 def guards_did(run) -> str:

@@ -25,11 +25,20 @@ from analysis.numbers.first_failure import first_failure
 from analysis.numbers.learning import unlearned_words
 from analysis.numbers.windows import windows
 from analysis.report import build_together, summary
-from analysis.sections import alpha
+from analysis.sections import alpha, nll_figures
 from analysis.sections.front import describe_runs
-from analysis.sections.headline import MOST_LINES, answer, answer_table, best_series, lists_reference, lowest_nll, title
+from analysis.sections.headline import (
+    MOST_LINES,
+    answer,
+    answer_table,
+    best_series,
+    comparison_table,
+    lists_reference,
+    lowest_nll,
+    title,
+)
 from analysis.sections.nll_figures import nll_figure, window_figure
-from analysis.sections.overview import TROUBLED, provenance_line
+from analysis.sections.overview import TROUBLED, provenance_line, trouble_table
 from analysis.sections.sentences import _say_signals, _say_undecided, sentences
 from analysis.study.load import load
 from stability.registry import Registry
@@ -325,6 +334,9 @@ def test_a_short_report_lists_failed_runs_and_leaves_those_that_learned_nothing_
     *_, last = assembly.pieces(found, pages="short")
     (table,) = [each for each in last if isinstance(each, Table)]
     assert [row[4].text for row in table.rows] == ["failed"]
+    assert table.caption.endswith("Counted in the table of NLLs, not here: 1 learned nothing.")
+    whole = trouble_table(found)
+    assert len(whole.rows) == 2 and "Counted in" not in whole.caption
     statuses.pop(("sa", 1e-1, 0))
     found = study_of(tmp_path / "counted", {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
     headings = [each.text for pieces in assembly.pieces(found, pages="short") for each in pieces if is_heading(each)]
@@ -332,6 +344,26 @@ def test_a_short_report_lists_failed_runs_and_leaves_those_that_learned_nothing_
     assert {TROUBLED, alpha.TITLE} <= {
         each.text for part in assembly.pieces(found) for each in part if is_heading(each)
     }
+
+
+def test_a_reason_has_no_number_of_many_digits(tmp_path):
+    reason = "smoothed loss rose 17305677.07 nats above its minimum by step 11433 and came back"
+    found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses={("sa", 1e-1, 0): ("spiked", reason)})
+    (row,) = trouble_table(found).rows
+    assert row[-1].text == "smoothed loss rose 1.7e7 nats above its minimum by step 11433 and came back"
+
+
+def test_the_caption_of_widths_names_common_windows_only_where_there_are_some(tmp_path):
+    shared = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)})
+    alone = study_of(tmp_path / "one", {"sa": (2.2, 2.0, 2.4, 3.1)})
+    for found, is_there in ((shared, True), (alone, False)):
+        caption = nll_figures.figures(found)[nll_figures.WINDOW].caption
+        assert ("common" in caption) is is_there and ("Number: both" in caption) is is_there
+
+
+def test_studies_side_by_side_count_the_series_that_have_no_row(many, quick):
+    assert "Not here: 6 further series of synthetic." in comparison_table([quick, many]).caption
+    assert "Not here" not in comparison_table([quick, quick]).caption
 
 
 def is_heading(piece):
@@ -431,7 +463,7 @@ def test_of_many_series_the_second_page_draws_those_of_the_first_and_counts_them
     second = [each for part in assembly.pieces(many, pages="short") for each in part if isinstance(each, Picture)]
     found = {each.name: each for each in second}
     titles = [ax.get_title(loc="left") for ax in found["curves-in-brief"].figure.axes]
-    assert titles == [f"m{place:02d}" for place in range(11, 7, -1)] == best_series(many)[:4]
+    assert titles == ["m00", *best_series(many)[:3]] == ["m00", "m11", "m10", "m09"], "the reference, then the best"
     assert found["curves-in-brief"].caption.endswith(" 4 of 12 series.")
 
 

@@ -237,6 +237,16 @@ def test_the_table_with_alpha_max_says_whose_is_a_multiplier(scaled):
     assert "multiplies" not in optimizer_tables(scaled)[0].caption
 
 
+def test_the_unit_of_the_best_rate_is_named_only_if_it_is_a_multiple(scaled, tmp_path):
+    assert "(nats per predicted token), over its reference rate; all" in optimizer_tables(scaled)[0].caption
+    plain = load(write_scaled(tmp_path / "plain", record=False))
+    assert "(nats per predicted token); all that follows" in optimizer_tables(plain)[0].caption
+
+
+def test_optimizers_are_compared_with_no_reference_that_the_first_page_must_show(scaled):
+    assert headline.compared_with(scaled) == [] and headline.lists_reference(scaled) == ""
+
+
 def test_time_side_by_side_is_the_mean_over_turns_with_what_is_done_every_few_steps(scaled):
     seconds = {"adamw": [0.01, 0.01, 0.01, 0.03], "sgd": [0.005, 0.005, 0.005, 0.075]}
     series = {row.optimizer: row.series for row in scaled.runs.itertuples()}
