@@ -130,13 +130,32 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
         most: largest number of columns; fewer if they exceed the figure's width.
         options: passed to matplotlib's legend.
     """
-    for columns in range(min(most, len(handles)), 0, -1):
-        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
+    further = draw_legend(figure, handles, most, **options) - math.ceil(len(handles) / most)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
+
+
+def draw_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> int:
+    """Draw a legend above the panels, in rows of about one length that are read from left to right.
+
+    Args:
+        figure: the figure.
+        handles: the entries.
+        most: largest number of columns; fewer if they exceed the figure's width.
+        options: passed to matplotlib's legend.
+
+    Returns:
+        The number of rows.
+    """
+    for widest in range(min(most, len(handles)), 0, -1):
+        rows = math.ceil(len(handles) / widest)
+        columns = math.ceil(len(handles) / rows)
+        # matplotlib fills columns; the first ones have the entries of the last row
+        ordered = [handle for column in range(columns) for handle in handles[column::columns]]
+        legend = figure.legend(handles=ordered, loc="outside upper center", ncols=columns, **options)
+        if widest == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
             break
         legend.remove()
-    further = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
+    return rows
 
 
 def looks(study: Study) -> dict[str, Look]:

@@ -5,9 +5,10 @@ import math
 import matplotlib
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from analysis.drawing.marks import entry, legend_columns
-from analysis.drawing.style import RC, WIDTH_INCHES
+from analysis.drawing.marks import entry, legend_columns, mechanism_legend
+from analysis.drawing.style import RC, WIDTH_INCHES, Look, draw_legend
 from analysis.sections import connectivity_figures as connectivity
 from analysis.sections import curvature
 from analysis.sections.alpha import alpha_figures
@@ -22,6 +23,34 @@ from tests.analysis.test_probe_analysis import filter_rows, spectra_row
 def test_a_narrow_figure_has_fewer_columns_in_its_legend():
     handles = [entry("sa mhc_lite layers=24") for _ in range(4)]
     assert legend_columns(handles) == 2 and legend_columns(handles, 0.5) == 1
+
+
+@pytest.mark.parametrize(("number", "rows"), [(8, 1), (9, 2), (10, 2), (17, 3)])
+def test_a_legend_of_several_rows_is_read_from_left_to_right(number, rows):
+    """Nine entries in eight columns had the second one alone in the second row."""
+    figure, labels = Figure(figsize=(20, 2), layout="constrained"), [f"{place}" for place in range(number)]
+    assert draw_legend(figure, [entry(label) for label in labels], 8) == rows
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
+    assert sorted(labels, key=lambda label: (-round(places[label].y0), places[label].x0)) == labels
+    lengths = [sum(round(places[label].y0) == level for label in labels) for level in
+               {round(each.y0) for each in places.values()}]  # fmt: skip
+    assert len(lengths) == rows and max(lengths) - min(lengths) < rows
+
+
+def test_a_legend_of_series_that_is_wider_than_its_figure_has_fewer_columns():
+    """Dashes are long: four names of a row by their characters ran over the margin."""
+    names = ("sc+cc rope=relative", "sc+cc rope=none", "sc+cc rope=gradient", "mix+cc sc.rope=relative")
+    look = {name: Look("#000000", "o", (0, (3, 1 + place))) for place, name in enumerate(names)}
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(WIDTH_INCHES, 2), layout="constrained")
+        figure.subplots()
+        mechanism_legend(figure, look)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width
 
 
 MECHANISMS = ("sc", "sa", "mix", "sw")
