@@ -5,13 +5,14 @@ A table, and figures after mHC-lite's Figures 3 and 4.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from analysis.claims.streams import NAME, example, iterations_of, reduce_by_run, thresholds
 from analysis.drawing.marks import entry, rate_legend
@@ -235,6 +236,10 @@ def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, A
         ax.set_yscale("log")
     elif np.max(np.abs(values)) > STEEP and rows["quantity"].iloc[0] != "log_range":
         ax.set_yscale("symlog", linthresh=1)
+        # every decade of both signs would not fit the height of a panel
+        ends = [math.copysign(10.0 ** math.floor(math.log10(abs(end))), end) for end in ax.get_ylim() if abs(end) >= 1]
+        ax.yaxis.set_major_locator(FixedLocator(sorted({0.0, *ends})))
+        ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _band(ax: Axes, rows: Frame, color: Any) -> None:

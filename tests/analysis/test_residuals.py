@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.claims.judging import judge
 from analysis.drawing import pieces
-from analysis.drawing.style import looks
+from analysis.drawing.style import RC, looks
 from analysis.sections import gradients, nll, streams
 from analysis.study.load import load
 from stability.runs import results
@@ -177,6 +178,24 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     gains = figure.axes[3].lines
     assert list(figure.axes[0].lines[0].get_ydata()) == [12, 12]  # the run's own threshold of an outlier
     assert math.isclose(gains[1].get_ydata()[-1], 4.0) and math.isclose(gains[2].get_ydata()[0], 5.0)
+
+
+def test_labels_of_sums_of_both_signs_over_many_decades_do_not_overlap(probed):
+    path = probed / "results" / "streams.parquet"
+    rows = pd.read_parquet(path)
+    sums = (rows["matrix"] == "product") & (rows["quantity"] == "column_sum")
+    rows.loc[sums, "value"] *= 4e5 * (rows.loc[sums, "quantile"] - 0.5)
+    write(path, rows)
+    with matplotlib.rc_context(RC):
+        ((_, drawn),) = streams.figures(load(probed)).items()
+        drawn.figure.draw_without_rendering()
+    ax = drawn.figure.axes[2]
+    low, high = ax.get_ylim()
+    labels = [label.get_window_extent() for at, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)
+              if low <= at <= high]  # fmt: skip
+    labels.sort(key=lambda box: box.y0)
+    assert low < -1e4 and high > 1e4 and len(labels) > 2, "a signed axis"
+    assert all(upper.y0 >= lower.y1 for lower, upper in zip(labels, labels[1:], strict=False))
 
 
 def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
