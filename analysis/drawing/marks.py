@@ -98,6 +98,11 @@ def say_diverged(ax: Axes, count: Frame, by: str) -> None:
         ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
 
 
+def symbols(text: str) -> str:
+    """Return a figure's text with α_max set as in a formula."""
+    return text.replace("α_max", "$\\alpha_\\mathrm{max}$")
+
+
 def entry(label: str, color: Any = MUTED, **look: Any) -> Line2D:
     """Return a legend's entry.
 

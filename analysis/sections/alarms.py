@@ -14,7 +14,7 @@ from analysis.claims.claim import Claim
 from analysis.claims.judging import judge
 from analysis.claims.reference import short_verdict
 from analysis.claims.signals import TEST
-from analysis.drawing.marks import mark, rate_legend
+from analysis.drawing.marks import mark, rate_legend, symbols
 from analysis.drawing.style import MUTED, lr_colors, panel_grid
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.alarms import (
@@ -49,6 +49,7 @@ TITLE, NAME = "What breaks first", "alarms"
 LOGS = ("activations", "edge")
 BROKEN = ("diverged", EXPLODED, "spiked")  # ends of a run that the first page counts as a break
 PANELS, COLUMNS = 6, 3
+PER_CENT = "{:.0%}"
 CAPTION = (
     "Signals of the broken runs against steps from the onset: the step at which the smoothed loss exceeded its minimum "
     "by a spike's height (dashed). One line a run, coloured by learning rate. Dots: rows in alarm."
@@ -117,8 +118,8 @@ def table(study: Study) -> Table | None:
         (
             Cell(each.signal.name),
             Cell(str(each.broken)),
-            _cell(each.warned, "{:.0%}"),
-            _cell(each.chance, "{:.0%}"),
+            _cell(each.warned, PER_CENT),
+            _cell(each.chance, PER_CENT),
             _cell(each.lead, "{:.0f}"),
             _cell(each.beyond_loss, "{:+.0f}"),
             _cell(each.false, "{:.1f}"),
@@ -157,8 +158,8 @@ def table(study: Study) -> Table | None:
 def _cell(found: Estimate, form: str) -> Cell:
     if math.isnan(found.value):
         return Cell("--")
-    detail = f"{form.format(found.low)} to {form.format(found.high)}" if found.has_interval else ""
-    return Cell(form.format(found.value), detail)
+    value, low, high = (form.format(each).replace("%", " %") for each in (found.value, found.low, found.high))
+    return Cell(value, f"{low} to {high}" if found.has_interval else "")
 
 
 def _claimed(claim: Claim | None) -> Cell:
@@ -185,7 +186,7 @@ def _draw(study: Study, found: Sequence[Warned]) -> Figure:
         for run, own in rows[rows["run_id"].isin(onsets.index)].groupby("run_id"):
             _draw_run(ax, own.sort_values("step"), float(onsets[run]), each.signal, colors[runs.loc[run, "lr"]])
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle="--")
-        ax.set_title(each.signal.name)
+        ax.set_title(symbols(each.signal.name))
     for ax in axes[-COLUMNS:]:
         ax.set_xlabel("steps from the onset")
     rate_legend(figure, {lr: colors[lr] for lr in sorted(colors)})

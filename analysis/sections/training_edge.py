@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing.marks import rate_legend
+from analysis.drawing.marks import rate_legend, symbols
 from analysis.drawing.pieces import Pieces
 from analysis.drawing.style import MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
@@ -29,7 +29,7 @@ from analysis.sections.section import (
 )
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import lr_text, plural, power, significant
+from analysis.words import lr_text, plural, power, significant, wrap
 
 TITLE, NAME, LOG = "How near the edge of stability a run trains", "training-edge", "edge"
 RATIOS = {"of_step": "α / α_max", "of_adam": "Adam’s sharpness over its threshold"}
@@ -143,9 +143,10 @@ def _draw(rows: Frame, names: Sequence[str], shown: Sequence[str]) -> Figure:
         own = rows[rows["series"] == series]
         for ax, ratio in zip(line, shown, strict=True):
             _draw_ratio(ax, own, ratio, colors)
+            ax.set_ylabel(symbols(wrap(RATIOS[ratio], 20)), fontsize=7.5)
         line[0].set_title(series, loc="left", fontsize=8.5)
-    for ax, ratio in zip(axes[-1], shown, strict=True):
-        ax.set_xlabel(f"step ({RATIOS[ratio]})")
+    for ax in axes[-1]:
+        ax.set_xlabel("step")
     rate_legend(figure, colors)
     return figure
 

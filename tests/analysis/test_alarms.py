@@ -1,6 +1,7 @@
 """First alarms, leads and false alarms against runs whose alarms are planted by hand."""
 
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from scipy.stats import binomtest, poisson, ttest_ind
 
 from analysis.claims import signals
 from analysis.claims.judging import judge
+from analysis.drawing.marks import symbols
 from analysis.numbers.alarms import (
     SIGNALS,
     find_alarms,
@@ -207,6 +209,9 @@ def test_a_report_says_which_signal_warns(tmp_path):
     printed = summary(logged)
     assert "Which signal warns" in printed and "largest attention logit 50" in printed and said[:20] in printed
     assert section.figures(logged)["alarms"].figure.axes[0].get_xlabel() == "steps from the onset"
+    (row,) = [row for row in section.table(logged).rows if row[0].text == "training loss"]
+    assert row[2].text == "100 %" and re.fullmatch(r"\d+ % to 100 %", row[2].detail)
+    assert symbols("α_max / α") == "$\\alpha_\\mathrm{max}$ / α"
 
 
 def test_broken_runs_that_the_first_page_counts_by_another_end_are_named(tmp_path):

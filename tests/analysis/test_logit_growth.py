@@ -142,6 +142,11 @@ def test_the_lowest_rate_beyond_the_edge_is_that_of_the_late_medians_over_seeds(
     assert table.rows[1][2] == table.rows[0][2]
     figures = training_edge.figures(logged)
     assert set(figures) == {"training-edge"}
+    axes = figures["training-edge"].figure.axes
+    assert [ax.get_ylabel().replace("\n", " ") for ax in axes[:2]] == [
+        "α / $\\alpha_\\mathrm{max}$", "Adam’s sharpness over its threshold",
+    ]  # fmt: skip
+    assert {ax.get_xlabel() for ax in axes[-2:]} == {"step"}
     assert (
         "lower bound" in figures["training-edge"].caption and "below Lanczos' value" in figures["training-edge"].caption
     )
