@@ -9,6 +9,7 @@ from dataclasses import replace
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.drawing.marks import PANELS_PER_ROW
 from analysis.drawing.pieces import PageBreak, Picture, Pieces, box, paragraph, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
@@ -146,6 +147,7 @@ def second_page(study: Study, find: Find, prefix: str) -> Pieces:
     found: list[Picture | None] = []
     if row is not None:
         caption = ALPHA_CAPTION.format(phase=PHASES.get(row[1], row[1]))
+        caption += _tell_left_out(study, row[0])
         found.append(Picture(ALPHA, row[0], caption, f"{prefix}{ALPHA}.pdf"))
     found.append(find(TELLING))
     if find(list_first(study)) is not None:
@@ -155,7 +157,16 @@ def second_page(study: Study, find: Find, prefix: str) -> Pieces:
 
 def _curves(study: Study, prefix: str) -> Picture | None:
     _, figure = _brief_figures(study)
-    return None if figure is None else Picture(CURVES, figure, CURVES_CAPTION, f"{prefix}{CURVES}.pdf")
+    if figure is None:
+        return None
+    return Picture(CURVES, figure, CURVES_CAPTION + _tell_left_out(study, figure), f"{prefix}{CURVES}.pdf")
+
+
+def _tell_left_out(study: Study, figure: Figure) -> str:
+    """Return a caption's sentence on a row of panels without room for all series; "" if all have one."""
+    shown, number = sum(bool(ax.get_title(loc="left")) for ax in figure.axes), len(study.series)
+    is_full = shown == PANELS_PER_ROW
+    return f" The first {shown} of {number} series; pages=all draws the others." if is_full and shown < number else ""
 
 
 @once_per_study
@@ -179,9 +190,11 @@ def describe_runs(study: Study) -> str:
     varied = [column for column in ("cross", "residual") if runs[column].nunique() > 1]
     short = [*shown["mechanism"], *(each for name in varied for each in shown[name]), *runs["objective"]]
     weights = wording.weights(study)
+    # no product where the series have rates of their own
+    by, in_all = (" ×", "") if number * len(lrs) * seeds == len(runs) else (",", " in all")
     said = [
-        f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
-        f"{of}; {ended or 'none diverged'}.",
+        f"{kinds}{by} {plural(len(lrs), 'learning rate')}{in_all} ({span}){by} {plural(seeds, 'seed')}: "
+        f"{plural(len(runs), 'run')}{of}; {ended or 'none diverged'}.",
         f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
         spell(short),
