@@ -380,7 +380,7 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     if found is None:
         return explain_absence(study.of(series))
     of, number = study.runs["seed"].nunique(), int(outcomes(study, series).loc[found.best_lr].notna().sum())
-    seeds = "" if number == of else f"{number} of {plural(of, 'seed')}"
+    seeds = "" if number == of else f"known from {number} of {plural(of, 'seed')}"
     word = unlearned_words(study)[series]
     if word == LEARNED_NOTHING:
         start = unlearned(study, series)
