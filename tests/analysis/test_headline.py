@@ -168,6 +168,12 @@ def test_seeds_are_named_where_some_have_no_result(tmp_path):
     assert said(tmp_path, (2.2, 2.0, 2.4, 2.5), statuses=statuses).endswith("; known from 2 of 3 seeds")
 
 
+def test_rates_not_run_yet_are_none_at_which_nothing_was_learned(tmp_path):
+    statuses = {("sa", lr, seed): ("queued", "") for lr in RATES[1:] for seed in range(3)}
+    sentence = said(tmp_path, (3.3, 3.25, 3.3, 3.3), statuses=statuses)
+    assert sentence == "sa: learned nothing at the 1 of 4 rates with a result (token frequencies reach 3.200)"
+
+
 def test_a_rate_without_a_result_is_no_failure(tmp_path):
     statuses = {("sa", 1.0, seed): ("failed", "planted") for seed in range(3)}
     sentence = said(tmp_path, (2.2, 2.0, 2.05, 2.1), statuses=statuses)
