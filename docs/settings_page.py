@@ -3,8 +3,10 @@ built, so that it cannot be out of date."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -15,6 +17,7 @@ from stability.cli.settings import Row, choice_rows
 from stability.config.parse import SPECS
 
 PAGE = "reference/settings.md"
+LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)\)")
 INTRODUCTION = """# Settings
 
 Every key of every command, with its default and its meaning, from the classes that validate them; `-h` prints the same. A key is written as
@@ -38,6 +41,29 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the page to the documentation's files."""
     files.append(File.generated(config, PAGE, content=page()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Name files of the checkout that the built site lacks by their paths; a link would lead nowhere."""
+    return replace_links(markdown, Path(config.docs_dir), page.file.src_uri)
+
+
+def replace_links(markdown: str, docs: Path, uri: str) -> str:
+    """Return a page whose links to files beside the documentation's folder are their texts and paths.
+
+    Args:
+        markdown: the page.
+        docs: the documentation's folder.
+        uri: the page's path in it.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        file = (docs / uri).parent.joinpath(match[2]).resolve()
+        if file.is_relative_to(docs.resolve()) or not file.exists():
+            return match[0]
+        return f"{match[1]} (`{file.relative_to(docs.resolve().parent)}`)"
+
+    return LINK.sub(replace, markdown)
 
 
 def page() -> str:

@@ -110,6 +110,11 @@ def near_misses(name: str, choices: tuple[str, ...], noun: str = "choices") -> s
     return f"did you mean '{close[0]}'?" + (f" ({listing})" if len(choices) <= MOST_CHOICES else "")
 
 
+def describe_syntax_error(error: SyntaxError) -> str:
+    """Return one line with the file, the line and the text that Python cannot parse."""
+    return f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
+
+
 def plugins_of(family: str) -> tuple[str, ...]:
     """Return the family's parts registered by `add_plugin`."""
     return tuple(name for known, name in _plugins if known == family)
@@ -166,6 +171,8 @@ def add_plugin(module: str) -> tuple[str, str]:
             f"plugins: no module '{module}' to import ({error}); if its file is there, put PYTHONPATH=FOLDER before "
             "the command, the folder that holds it"
         ) from None
+    except SyntaxError as error:
+        raise ValueError(f"plugins: {describe_syntax_error(error)}") from None
     except AttributeError:
         raise ValueError(f"plugins: '{module}' has no EXPORT = YourClass") from None
     family = getattr(export, "family", None)

@@ -71,13 +71,13 @@ class Cost:
 
     Attributes:
         num_params: number of parameters.
-        mixing: multiply-adds of the mechanism per token in one forward pass.
+        mixing: multiply-adds of the mechanism per token in one forward pass, or None if it does not count them.
         timing: the run's timing, or None if unknown.
         state_bytes: bytes of the mixers' state after one sequence, or None if they cannot continue a sequence.
     """
 
     num_params: int
-    mixing: float
+    mixing: float | None
     timing: Timing | None
     state_bytes: int | None = None
 
@@ -160,7 +160,11 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None, stored: StoredTimes) -
         timing = _extrapolate(run, spec, stored.look_up(run, corpus, TIMED_S / len(plan.kinds)))
     direction = plan.objective.direction
     state_bytes = build.sequence_state_bytes(run, direction)
-    return Cost(kind.num_params, _count_mixing(run, direction), timing, state_bytes)
+    try:
+        mixing = _count_mixing(run, direction)
+    except NotImplementedError:  # a mechanism without `cost`, or one made of it
+        mixing = None
+    return Cost(kind.num_params, mixing, timing, state_bytes)
 
 
 def _estimate(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:

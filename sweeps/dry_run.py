@@ -84,7 +84,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     ]
     for kind, cost in costs.items():
         lines.append(
-            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
+            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{_mixing_column(cost.mixing)}"
             f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
     lines += [
@@ -99,7 +99,8 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     search = make_search(spec, corpus.fingerprint, {})
     if search is not None:
         lines.append(search.plan() + _describe_maximum(costs, search.most_runs, num_slots, gpu))
-    lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
+    uncounted = "; --: the mechanism has no `cost`" if any(cost.mixing is None for cost in costs.values()) else ""
+    lines.append(f"mixing: multiply-adds of the mechanism in one forward pass, all layers{uncounted}")
     lines.append(
         f"state: memory for generation (KV cache or recurrent state) after {spec.model.positions} {_unit(spec)}, all "
         "layers, in float32; --: reads both sides, or its state is unknown"
@@ -183,6 +184,10 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
     """Return the name of a model's positions: tokens, or the objective's own word."""
     one, many = Registry("objectives").load(spec.objective.name).words.position
     return one if number == 1 else many
+
+
+def _mixing_column(mixing: float | None) -> str:
+    return f"{'--':>17}" if mixing is None else f"{mixing:>17,.0f}"
 
 
 def _state_column(state_bytes: int | None) -> str:

@@ -256,4 +256,4 @@ def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a
     wall_s = ended - started
     of_sweep = 100 * sum(now) / (wall_s * at_a_time)
     span = low if low == high else f"{low} to {high}"
-    return f"α_max took {of_sweep:.0f} % of {wall_s:.0f} s ({span} % of a run's); hessian=false leaves it out"
+    return f"α_max took {of_sweep:.0f} % of {wall_s:.0f} s, {span} % of each run; hessian=false leaves it out"

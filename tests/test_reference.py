@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 from textwrap import dedent
+
+import pytest
 
 from stability import curvature
 
@@ -56,3 +59,18 @@ def test_all_that_curvature_exports_is_on_the_page():
 def test_the_imports_of_a_piece_are_seen():
     planted = "from stability.norms import build, _own\nimport torch\nfrom math import nan"
     assert imported(planted) == {"stability.norms.build", "stability.norms._own"}
+
+
+def test_links_of_the_site_lead_to_pages_of_the_site():
+    """`mkdocs build --strict` refuses any other; in a checkout a page may name a file beside ``docs``."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "docs" / "settings_page.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        text = hook.replace_links(page.read_text("utf-8"), docs, page.relative_to(docs).as_posix())
+        targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+        assert [each for each in targets if not (page.parent / each).resolve().is_relative_to(docs)] == [], page.name
+    planted = "[a](../pyproject.toml) [b](../no_such_file) [c](faq.md)"
+    assert hook.replace_links(planted, docs, "index.md") == "a (`pyproject.toml`) [b](../no_such_file) [c](faq.md)"

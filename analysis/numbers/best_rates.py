@@ -55,8 +55,9 @@ def find_vertex(lrs: Iterable[float], nlls: Iterable[float]) -> tuple[float, flo
         return math.nan, math.nan, "no run finished"
     best = int(np.argmin(y))
     if best in (0, len(y) - 1):
-        end = "smallest" if best == 0 else "largest"
-        return math.nan, math.nan, f"the lowest NLL is at the {end} rate swept, {lr_text(10 ** x[best])}"
+        end, other = ("smallest", "smaller") if best == 0 else ("largest", "larger")
+        where = f"the lowest NLL is at the {end} rate swept, {lr_text(10 ** x[best])}"
+        return math.nan, math.nan, f"{where}: try {other} ones"
     if not np.isfinite(y[best - 1 : best + 2]).all():
         return math.nan, math.nan, f"runs diverged beside the lowest NLL, at {lr_text(10 ** x[best])}"
     limit = y[best] + TOLERANCE * abs(y[best])

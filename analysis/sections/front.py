@@ -173,7 +173,7 @@ def _curves(study: Study, prefix: str) -> Picture | None:
 
 def _count_panels(figure: Figure, of: int) -> str:
     """Return a sentence on a figure with a panel for each of some series; "" if it has all of them."""
-    return f" {len(figure.axes)} of {of} series." if len(figure.axes) < of else ""
+    return f" {len(figure.axes)} of {of} series; pages=all draws the others." if len(figure.axes) < of else ""
 
 
 @once_per_study
@@ -193,6 +193,8 @@ def describe_runs(study: Study) -> str:
     kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
     swept = runs.groupby("series")["lr"].nunique()  # rates of its own, e.g. of `lr=edge`, make no grid
     own = "" if swept.max() == len(lrs) else f"{_span_text(swept.min(), swept.max())} of "
+    is_product = number * swept.max() * seeds == len(runs)
+    by, in_all = (" ×", "") if is_product else (",", "" if own else " in all")
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = shown_states(runs).value_counts()
     ended = join_words(f"{counts[status]} {status}" for status in ENDS if status in counts)
@@ -202,7 +204,7 @@ def describe_runs(study: Study) -> str:
     short = [*shown["mechanism"], *(each for name in varied for each in shown[name]), *runs["objective"]]
     weights = wording.weights(study)
     said = [
-        f"{kinds} × {own}{plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: "
+        f"{kinds}{by} {own}{plural(len(lrs), 'learning rate')}{in_all} ({span}){by} {plural(seeds, 'seed')}: "
         f"{plural(len(runs), 'run')}{of}; {ended or 'none diverged'}.",
         f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",

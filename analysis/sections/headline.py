@@ -387,12 +387,15 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
     """
     if found is None:
         return explain_absence(study.of(series))
-    of, number = study.runs["seed"].nunique(), int(outcomes(study, series).loc[found.best_lr].notna().sum())
-    seeds = "" if number == of else f"{number} of {plural(of, 'seed')}"
+    ended = outcomes(study, series).notna()
+    of, number = study.runs["seed"].nunique(), int(ended.loc[found.best_lr].sum())
+    seeds = "" if number == of else f"known from {number} of {plural(of, 'seed')}"
     word = unlearned_words(study)[series]
     if word == LEARNED_NOTHING:
         start = unlearned(study, series)
-        parts = [f"learned nothing at any rate swept ({start.name} reach {start.nll:.3f})", seeds]
+        known, swept = int(ended.any(axis=1).sum()), len(ended)
+        where = "any rate swept" if known == swept else f"the {known} of {swept} rates with a result"
+        parts = [f"learned nothing at {where} ({start.name} reach {start.nll:.3f})", seeds]
         return "; ".join(filter(None, parts))
     parts = [
         f"take {lr_text(found.best_lr)}{_end_of_grid(found)}",

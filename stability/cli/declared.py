@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import BaseModel, Field
 
 from stability.config.identity import Place
-from stability.registry import Registry, plugins_of
+from stability.registry import Registry, describe_syntax_error, plugins_of
 
 # of a marker's attribute: the bound's name in JSON Schema
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -220,7 +220,11 @@ def _names(module: str) -> dict[str, Any]:
     if not file.is_file():
         raise Unreadable(module)
     names: dict[str, Any] = {}
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except SyntaxError as error:
+        raise ValueError(describe_syntax_error(error)) from None
+    for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] == PACKAGE:
             names |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
         else:

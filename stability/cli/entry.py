@@ -66,6 +66,8 @@ def _run(
         code = repeat(argv)
         return _run_checked(main, argv) if code is None else code
     except (ValueError, RuntimeError) as error:
+        if not str(error):  # e.g. NotImplementedError: only its traceback says anything
+            raise
         return _refuse(str(error), argv)
     except BrokenPipeError:
         raise

@@ -141,9 +141,9 @@ class AshaSpec(Settings):
             found.append(step)
             step *= self.reduction
         if not found:
+            key = "evaluation.every_steps" if first < steps else "search.first_step"
             raise ValueError(
-                f"search=asha: no validation falls on a rung before steps={steps}; give evaluation.every_steps below "
-                f"its {every_steps}"
+                f"search=asha: no validation before the last of steps={steps}; give {key}={steps - 1} or less"
             )
         return tuple(found)
 

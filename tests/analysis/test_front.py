@@ -242,6 +242,25 @@ def test_what_was_run_counts_runs_and_spells_names_out(tmp_path):
     assert "3 diverged" in said and "sa: softmax self-attention; sc: self-consensus" in said
 
 
+def test_what_was_run_is_no_product_where_series_have_rates_of_their_own(tmp_path):
+    found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.3)})
+    runs = found.runs[(found.runs["series"] == "sa") | (found.runs["lr"] > found.runs["lr"].min())]
+    said = describe_runs(replace(load(found), runs=runs))
+    assert "2 mechanisms, 4 learning rates in all (1e-3 to 1e0), 3 seeds: 21 runs" in said
+
+
+@pytest.mark.parametrize("name", ["alpha-in-brief", "curves-in-brief"])
+def test_a_figure_of_some_of_the_series_says_of_how_many(tmp_path, quick, name):
+    def caption(study):
+        front = next(iter(assembly.pieces(study)))
+        return next(piece.caption for piece in front if isinstance(piece, Picture) and piece.name == name)
+
+    many = dict.fromkeys(("sa", "sc", "sw", "gla", "retnet"), (2.2, 2.0, 2.4, 3.1))
+    assert "pages=all" not in caption(quick)
+    told = caption(study_of(tmp_path, many, alpha=lambda series, lr, seed, state: [2 * lr] * 5))
+    assert told.endswith(" 4 of 5 series; pages=all draws the others.")
+
+
 def test_every_mechanism_with_an_abbreviated_name_is_spelled_out():
     from analysis.study.naming import SPELLED
 
@@ -455,8 +474,6 @@ def test_rates_that_each_series_has_for_itself_are_no_grid(tmp_path):
     assert describe_runs(replace(study, runs=apart)).startswith(
         "2 mechanisms × 2 of 4 learning rates (1e-3 to 1e0) × 3"
     )
-    fewer = runs[(runs["mechanism"] == "sa") <= (runs["lr"] < 5e-2)]
-    assert "2 mechanisms × 4 learning rates" in describe_runs(replace(study, runs=fewer)), "one has them all"
 
 
 def test_of_many_series_the_second_page_draws_those_of_the_first_and_counts_them(many):
@@ -464,7 +481,7 @@ def test_of_many_series_the_second_page_draws_those_of_the_first_and_counts_them
     found = {each.name: each for each in second}
     titles = [ax.get_title(loc="left") for ax in found["curves-in-brief"].figure.axes]
     assert titles == ["m00", *best_series(many)[:3]] == ["m00", "m11", "m10", "m09"], "the reference, then the best"
-    assert found["curves-in-brief"].caption.endswith(" 4 of 12 series.")
+    assert found["curves-in-brief"].caption.endswith(" 4 of 12 series; pages=all draws the others.")
 
 
 def test_one_rate_has_a_ranking_and_no_window(tmp_path):

@@ -165,7 +165,13 @@ def test_a_rate_at_which_some_seeds_diverge_is_named_with_their_number(tmp_path)
 
 def test_seeds_are_named_where_some_have_no_result(tmp_path):
     statuses = {("sa", 1e-2, 0): ("failed", "planted")}
-    assert said(tmp_path, (2.2, 2.0, 2.4, 2.5), statuses=statuses).endswith("; 2 of 3 seeds")
+    assert said(tmp_path, (2.2, 2.0, 2.4, 2.5), statuses=statuses).endswith("; known from 2 of 3 seeds")
+
+
+def test_rates_not_run_yet_are_none_at_which_nothing_was_learned(tmp_path):
+    statuses = {("sa", lr, seed): ("queued", "") for lr in RATES[1:] for seed in range(3)}
+    sentence = said(tmp_path, (3.3, 3.25, 3.3, 3.3), statuses=statuses)
+    assert sentence == "sa: learned nothing at the 1 of 4 rates with a result (token frequencies reach 3.200)"
 
 
 def test_a_rate_without_a_result_is_no_failure(tmp_path):

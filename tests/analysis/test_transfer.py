@@ -48,8 +48,8 @@ def test_a_neighbour_far_above_the_lowest_nll_does_not_move_the_vertex():
 @pytest.mark.parametrize(
     ("nlls", "reason"),
     [
-        (parabola(RATES, -4), "the lowest NLL is at the smallest rate swept, 5e-4"),
-        (parabola(RATES, -0.5), "the lowest NLL is at the largest rate swept, 6.4e-2"),
+        (parabola(RATES, -4), "the lowest NLL is at the smallest rate swept, 5e-4: try smaller ones"),
+        (parabola(RATES, -0.5), "the lowest NLL is at the largest rate swept, 6.4e-2: try larger ones"),
         ([3, 2.5, 2.2, math.inf, math.inf, 3, 3, 3], "runs diverged beside the lowest NLL, at 2e-3"),
         ([math.nan] * 8, "no run finished"),
         ([2.0] * 8, "smallest"),

@@ -386,6 +386,15 @@ run_entry(main, "status", "")
 """
 
 
+def test_an_error_without_a_text_shows_its_traceback(entered, monkeypatch):
+    def unfinished(argv):
+        raise NotImplementedError
+
+    monkeypatch.setattr("stability.sweep.main", unfinished)
+    with pytest.raises(NotImplementedError):
+        entered("stability.sweep", "dry_run=true")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
     with subprocess.Popen(
@@ -444,6 +453,15 @@ def three_steps(done):
     for step in range(3):
         done.append(step)
         yield
+
+
+def test_a_plugin_that_is_no_python_is_named_with_its_line(tmp_path, monkeypatch, entered):
+    (tmp_path / "lab_of_errors").mkdir()
+    (tmp_path / "lab_of_errors" / "unclosed.py").write_text("class Unclosed(\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = entered("stability.sweep", "plugins=[lab_of_errors.unclosed]", "mechanism=unclosed", "dry_run=true")
+    assert out.returncode == 2
+    assert re.fullmatch(r"error: plugins: \S*unclosed\.py:1: .*: class Unclosed\(\n", out.stderr)
 
 
 def test_without_a_terminal_each_finished_task_has_a_line_at_once(capsys):

@@ -89,6 +89,11 @@ def test_a_default_that_is_no_literal_is_refused_and_not_guessed(default, own):
         )
 
 
+def test_a_file_that_is_no_python_is_named_with_its_line(own):
+    with pytest.raises(ValueError, match=r"^\S*/stability/ffns/novel\.py:2: .*: class Novel\($"):
+        own("import math\nclass Novel(\n")
+
+
 def test_a_part_that_cannot_be_read_is_imported(monkeypatch):
     def refuse(*_):
         raise reading.Unreadable

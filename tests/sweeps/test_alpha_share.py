@@ -36,10 +36,10 @@ def test_the_line_is_arithmetic_over_what_runs_recorded(tmp_path):
         recorded(tmp_path, "four", [7.0], []),
     ]
     assert alpha_share(runs, 1000.0, 1050.0, 2) == (
-        "α_max took 30 % of 50 s (20 to 75 % of a run's); hessian=false leaves it out"
+        "α_max took 30 % of 50 s, 20 to 75 % of each run; hessian=false leaves it out"
     )
     assert alpha_share(runs[:1], 1000.0, 1050.0, 1) == (
-        "α_max took 20 % of 50 s (25 % of a run's); hessian=false leaves it out"
+        "α_max took 20 % of 50 s, 25 % of each run; hessian=false leaves it out"
     )
     assert alpha_share(runs, 2000.0, 2050.0, 2) == "" and alpha_share(runs[3:], 0.0, 2000.0, 2) == ""
 
@@ -100,7 +100,7 @@ def test_a_sweep_ends_with_the_line_and_a_second_one_that_measures_nothing_has_n
     ]
     assert sweep.main(words) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    pattern = r"α_max took (\d+) % of (\d+) s \((\d+)(?: to (\d+))? % of a run's\); .*"
+    pattern = r"α_max took (\d+) % of (\d+) s, (\d+)(?: to (\d+))? % of each run; .*"
     found = [None if each is None else int(each) for each in re.fullmatch(pattern, line).groups()]
     of_sweep, seconds, low, high = found[:3] + [found[2] if found[3] is None else found[3]]
     runs = StudyFolder(lab.pool / "studies" / "shared").runs()

@@ -162,6 +162,18 @@ def test_a_plan_for_a_gpu_in_float32_names_the_faster_precisions(tmp_path, preci
     assert (line in described(spec)) == (precision == "float32")
 
 
+def test_a_mechanism_that_does_not_count_its_operations_has_a_plan(tmp_path, monkeypatch):
+    from stability.mechanisms import AbstractMechanism
+    from stability.mechanisms.sa import EXPORT as SA
+
+    spec, _ = make_sweep(tmp_path, "mechanism=[sa,sc]", "lr=1e-3", "hessian=false")
+    monkeypatch.setattr(SA, "cost", AbstractMechanism.cost)
+    text = described(spec)
+    rows = {line.split("/")[0]: line.split() for line in text.splitlines() if "/identity/" in line}
+    assert "all layers; --: the mechanism has no `cost`\n" in text
+    assert rows["sa"][4] == "--" and float(rows["sc"][4].replace(",", "")) > 0
+
+
 def test_a_kinds_time_and_memory_are_its_own(tmp_path):
     spec, _ = make_sweep(tmp_path, "mechanism=[sa,sc]", "hessian=true")
     ballast = bytearray(600 * 2**20)

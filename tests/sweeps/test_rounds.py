@@ -391,9 +391,12 @@ def test_rungs_fall_on_validations_before_the_last_step(settings, steps, every, 
 def test_a_last_step_before_any_validation_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"^search=asha: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$",
+        match=r"^search=asha: no validation before the last of steps=100; give evaluation.every_steps=99 or less$",
     ):
         AshaSpec(name="asha").rungs(100, 100)
+    assert AshaSpec(name="asha").rungs(100, 99) == (99,)
+    with pytest.raises(ValueError, match=r"; give search.first_step=99 or less$"):
+        AshaSpec(name="asha", first_step=100).rungs(100, 10)
 
 
 def test_a_study_keeps_the_rungs_that_it_has_on_record_until_its_settings_change(tmp_path):
