@@ -227,7 +227,7 @@ def _titled(study: Study) -> list[str]:
 def _describe_bases(study: Study) -> str:
     """Return the base's value of each varied setting, e.g. "Plain sa has ffn=moe."; "" of more than two settings.
 
-    A base whose name has the value, e.g. sc rope=gradient, needs no sentence.
+    A base whose name has the value, e.g. "sc window=4", needs no sentence.
     """
     found = [(each.base, group) for each in ablations(study) for group in each.groups]
     if len(found) > MOST_SETTINGS:
