@@ -249,18 +249,6 @@ def test_what_was_run_is_no_product_where_series_have_rates_of_their_own(tmp_pat
     assert "2 mechanisms, 4 learning rates in all (1e-3 to 1e0), 3 seeds: 21 runs" in said
 
 
-@pytest.mark.parametrize("name", ["alpha-in-brief", "curves-in-brief"])
-def test_a_figure_of_some_of_the_series_says_of_how_many(tmp_path, quick, name):
-    def caption(study):
-        front = next(iter(assembly.pieces(study)))
-        return next(piece.caption for piece in front if isinstance(piece, Picture) and piece.name == name)
-
-    many = dict.fromkeys(("sa", "sc", "sw", "gla", "retnet"), (2.2, 2.0, 2.4, 3.1))
-    assert "pages=all" not in caption(quick)
-    told = caption(study_of(tmp_path, many, alpha=lambda series, lr, seed, state: [2 * lr] * 5))
-    assert told.endswith(" 4 of 5 series; pages=all draws the others.")
-
-
 def test_every_mechanism_with_an_abbreviated_name_is_spelled_out():
     from analysis.study.naming import SPELLED
 
