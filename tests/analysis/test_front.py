@@ -25,7 +25,7 @@ from analysis.numbers.first_failure import first_failure
 from analysis.numbers.learning import unlearned_words
 from analysis.numbers.windows import windows
 from analysis.report import build_together, summary
-from analysis.sections import alpha, nll_figures
+from analysis.sections import alpha, front, nll_figures
 from analysis.sections.front import describe_runs
 from analysis.sections.headline import (
     MOST_LINES,
@@ -299,6 +299,20 @@ def test_the_first_page_has_one_figure_one_table_and_the_sentences(quick):
     assert kinds[:5] == ["Paragraph", "Picture", "Table", "Boxed", "Small"] and kinds[5] == "PageBreak"
     names = [piece.name for piece in front if isinstance(piece, Picture)]
     assert names == ["nll", "alpha-in-brief", "curves-in-brief"]
+
+
+def test_a_full_first_page_leaves_the_sentence_on_alpha_max_to_its_table(tmp_path, monkeypatch):
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)}
+    found = study_of(tmp_path, nlls, alpha=lambda name, lr, *_: [2 * lr] * 4)
+
+    def read():
+        (boxed,) = [each for each in next(iter(assembly.pieces(found, pages="short"))) if isinstance(each, Boxed)]
+        return boxed.paragraphs
+
+    whole = read()
+    assert whole[-1].startswith("At the best rates α_max / α is")
+    monkeypatch.setattr(front, "MOST_LINES_LOW", 5)
+    assert read() == whole[:-1]
 
 
 def test_at_one_rate_the_first_page_has_the_learning_curves(quick):
