@@ -99,6 +99,11 @@ def _say_beyond(claims: list[Claim], compared: str) -> str:
     return sentence(f"{_say_measured(claim)}: {_lower(claim)}.")
 
 
+def is_in_a_table(text: str) -> bool:
+    """Return whether a sentence says no more than a table: α_max at the best rates, or an open comparison."""
+    return text.startswith(AT_BEST) or (text.startswith("Above ") and ": undecided: " in text)
+
+
 def _say_apart(claims: list[Claim]) -> str:
     """Say why series are not compared with their reference, of which one learned too little; "" if none is."""
     apart = [claim.text for claim in claims if claim.verdict == "not judged" and claim.about[1] and not claim.about[0]]

@@ -39,7 +39,7 @@ from analysis.sections.headline import (
 )
 from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import TROUBLED, provenance_line, trouble_table
-from analysis.sections.sentences import _say_signals, _say_undecided, sentences
+from analysis.sections.sentences import _say_signals, _say_undecided, is_in_a_table, sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs.words import LEARNED_NOTHING
@@ -313,6 +313,9 @@ def test_a_full_first_page_leaves_the_sentence_on_alpha_max_to_its_table(tmp_pat
     assert whole[-1].startswith("At the best rates α_max / α is")
     monkeypatch.setattr(front, "MOST_LINES_LOW", 5)
     assert read() == whole[:-1]
+    open_one, decided = "Above sa's window (1e-1) sc's NLL is 0.1 nats lower than sa's: {}", "supported (n = 3)."
+    assert is_in_a_table(open_one.format("undecided: needs about 4 seeds in all."))
+    assert not is_in_a_table(open_one.format(decided)) and not is_in_a_table("Undecided: 2 of 3 comparisons.")
 
 
 def test_at_one_rate_the_first_page_has_the_learning_curves(quick):
