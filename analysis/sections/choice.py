@@ -45,7 +45,7 @@ def choose(study: Study, *, is_long: bool = False) -> list[str]:
     for reference, others in of_reference.items():
         if reference in known and others:
             said = _choose_beside(study, reference, {name: known[name] for name in (reference, *others)}, is_long)
-            among = f" among {reference} and those compared with it"
+            among = f" beside {reference}"
             texts += [text.replace(":", f"{among}:", 1) for text in said] if len(of_reference) > 1 else said
     return texts
 

@@ -29,7 +29,7 @@ from analysis.sections.headline import (
 )
 from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
-from analysis.sections.sentences import NAMED, sentences
+from analysis.sections.sentences import NAMED, is_in_a_table, sentences
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import spell
@@ -96,6 +96,8 @@ def first_page(study: Study, find: Find, prefix: str) -> Pieces:
         said = transfer.sentences(study) if is_of_sizes else _sentences(study, most)
         if fixed + _count_lines(said) <= MOST_LINES_LOW:
             break
+    else:
+        said = [text for text in said if not is_in_a_table(text)]
     figure = _draw_best_series(study, found, is_low=fixed + _count_lines(said) > MOST_LINES)
     return paragraph(runs) + ((figure,) if figure else ()) + (table,) + box(said) + small(last) + (PageBreak(),)
 

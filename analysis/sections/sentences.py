@@ -20,6 +20,7 @@ from analysis.study.load import Study
 from analysis.words import join_words, plural, power, significant
 
 NAMED = 4  # claims in a sentence
+AT_BEST = "At the best rates"  # begins the sentence on α_max, whose numbers the table has, too
 UNDECIDED = "Undecided"  # begins the sentence that counts the open comparisons
 DECIDED = {"holds": "supported", "contradicted": "not supported"}
 
@@ -96,6 +97,11 @@ def _say_beyond(claims: list[Claim], compared: str) -> str:
         return ""
     claim = lower[min(lower)]
     return sentence(f"{_say_measured(claim)}: {_lower(claim)}.")
+
+
+def is_in_a_table(text: str) -> bool:
+    """Return whether a sentence says no more than a table: α_max at the best rates, or an open comparison."""
+    return text.startswith(AT_BEST) or (text.startswith("Above ") and ": undecided: " in text)
 
 
 def _say_apart(claims: list[Claim]) -> str:
@@ -192,4 +198,4 @@ def _say_alpha(study: Study) -> str:
         if known[low] > 1
         else ("below 1 where a step at the best rate no longer lowers its batch's loss")
     )
-    return f"At the best rates α_max / α is {range_text}: {above}, to second order."
+    return f"{AT_BEST} α_max / α is {range_text}: {above}, to second order."

@@ -149,9 +149,9 @@ def test_two_references_have_a_choice_each(tmp_path):
     )  # fmt: skip
     said = choose(load(folder))
     assert [text for text in said if text.startswith("Lowest")] == [
-        "Lowest NLL among sa layernorm and those compared with it: sa layernorm at 1e-2 (undecided against sa rmsnorm; "
+        "Lowest NLL beside sa layernorm: sa layernorm at 1e-2 (undecided against sa rmsnorm; "
         "sc layernorm higher: supported).",
-        "Lowest NLL among sa rmsnorm and those compared with it: sa rmsnorm at 1e-2 (sc rmsnorm higher: supported).",
+        "Lowest NLL beside sa rmsnorm: sa rmsnorm at 1e-2 (sc rmsnorm higher: supported).",
     ]
     assert sum(text.startswith("Widest") for text in said) == 2
 

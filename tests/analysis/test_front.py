@@ -25,7 +25,7 @@ from analysis.numbers.first_failure import first_failure
 from analysis.numbers.learning import unlearned_words
 from analysis.numbers.windows import windows
 from analysis.report import build_together, summary
-from analysis.sections import alpha, nll_figures
+from analysis.sections import alpha, front, nll_figures
 from analysis.sections.front import describe_runs
 from analysis.sections.headline import (
     MOST_LINES,
@@ -39,7 +39,7 @@ from analysis.sections.headline import (
 )
 from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import TROUBLED, provenance_line, trouble_table
-from analysis.sections.sentences import _say_signals, _say_undecided, sentences
+from analysis.sections.sentences import _say_signals, _say_undecided, is_in_a_table, sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs.words import LEARNED_NOTHING
@@ -287,6 +287,23 @@ def test_the_first_page_has_one_figure_one_table_and_the_sentences(quick):
     assert kinds[:5] == ["Paragraph", "Picture", "Table", "Boxed", "Small"] and kinds[5] == "PageBreak"
     names = [piece.name for piece in front if isinstance(piece, Picture)]
     assert names == ["nll", "alpha-in-brief", "curves-in-brief"]
+
+
+def test_a_full_first_page_leaves_the_sentence_on_alpha_max_to_its_table(tmp_path, monkeypatch):
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)}
+    found = study_of(tmp_path, nlls, alpha=lambda name, lr, *_: [2 * lr] * 4)
+
+    def read():
+        (boxed,) = [each for each in next(iter(assembly.pieces(found, pages="short"))) if isinstance(each, Boxed)]
+        return boxed.paragraphs
+
+    whole = read()
+    assert whole[-1].startswith("At the best rates α_max / α is")
+    monkeypatch.setattr(front, "MOST_LINES_LOW", 5)
+    assert read() == whole[:-1]
+    open_one, decided = "Above sa's window (1e-1) sc's NLL is 0.1 nats lower than sa's: {}", "supported (n = 3)."
+    assert is_in_a_table(open_one.format("undecided: needs about 4 seeds in all."))
+    assert not is_in_a_table(open_one.format(decided)) and not is_in_a_table("Undecided: 2 of 3 comparisons.")
 
 
 def test_at_one_rate_the_first_page_has_the_learning_curves(quick):
