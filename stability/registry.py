@@ -65,12 +65,16 @@ class Registry:
         """Return the class of a name.
 
         Raises:
-            ValueError: the name is unknown; the message has the nearest one with the attributes in ``having``.
+            ValueError: the name is unknown; the message has the nearest one with the attributes in ``having``. Or its
+                file has no ``EXPORT``.
         """
         if name not in self.names():
             raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
-        return importlib.import_module(path).EXPORT
+        module = importlib.import_module(path)
+        if not hasattr(module, "EXPORT"):
+            raise ValueError(f"{path} has no EXPORT = YourClass")
+        return module.EXPORT
 
 
 @functools.cache  # called for every key of every part

@@ -165,7 +165,7 @@ def _say_undecided(claims: list[Claim]) -> str:
     if bounded:
         text += f"; for {_number(bounded)} a window is open or ends at a divergence (other rates are needed)"
     indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
-    text += f"; {indicated} {'is' if indicated == 1 else 'are'} indicated by two seeds alone" if indicated else ""
+    last = (f" Indicated by two seeds alone: {indicated}." if indicated else "") + last
     if len(coarse) + len(bounded) == len(waiting):
         return f"{text}.{last}"
     return f"{text}; {'the others' if coarse or bounded else 'they'} need more seeds.{last}"

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 from annotated_types import Gt
 
+from stability import registry
 from stability.cli import declared as reading
 from stability.cli.conf import FAMILY_OF, choices, declared_choices, values_of
 from stability.cli.declared import Kind, Setting, kind_of, read_attribute, read_settings
@@ -92,6 +93,12 @@ def test_a_default_that_is_no_literal_is_refused_and_not_guessed(default, own):
 def test_a_file_that_is_no_python_is_named_with_its_line(own):
     with pytest.raises(ValueError, match=r"^\S*/stability/ffns/novel\.py:2: .*: class Novel\($"):
         own("import math\nclass Novel(\n")
+
+
+def test_a_file_without_a_part_is_named(monkeypatch):
+    monkeypatch.setitem(registry._plugins, ("ffns", "sizes"), "tests.sizes")
+    with pytest.raises(ValueError, match=r"^tests\.sizes has no EXPORT = YourClass$"):
+        Registry("ffns").load("sizes")
 
 
 def test_a_part_that_cannot_be_read_is_imported(monkeypatch):

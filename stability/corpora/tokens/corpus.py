@@ -247,8 +247,8 @@ class Corpus(AbstractCorpus):
         held_out = math.ceil((asked * positions + 1) / each)
         wanted = (held_out - 1) * 100 // HELD_OUT_PERCENT + 1  # the fewest of which 1 %, rounded up, are so many
         return (
-            f"{HELD_OUT_PERCENT} % of the documents is held out: about {wanted:,} of this length would give them "
-            f"({documents:,} now)"
+            f"{HELD_OUT_PERCENT} % of the documents is held out: about {wanted:,} documents of this length give as "
+            f"many ({documents:,} now)"
         )
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
