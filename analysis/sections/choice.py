@@ -183,6 +183,8 @@ def _lead(
     told = []
     if front in better:
         told.append(f"{words[0]} than {reference}: {_word(better[front])}")
+    elif front != reference and claims[front].verdict == "unresolved":
+        told.append(f"grid too coarse against {reference}")
     elif others := [reference] if front != reference else undecided:
         told.append(UNDECIDED.format(_list(others)))
     if front not in better:

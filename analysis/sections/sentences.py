@@ -74,7 +74,7 @@ def _say_supported(claims: list[Claim], most: int, number: int) -> str:
         named = [_say_measured(claim) for claim in decided[:most]]
         more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
         counts = sorted({claim.n for claim in decided[:most]})
-        return f"Supported (n = {join_words(map(str, counts))}): {'; '.join(named)}{more}."
+        return f"Established (n = {join_words(map(str, counts))}): {'; '.join(named)}{more}."
     near = [claim for claim in compared if claim.about[1]]
     if not near:
         return ""
@@ -132,8 +132,13 @@ def _distance(claim: Claim) -> tuple[bool, float]:
 
 
 def _say_measured(claim: Claim) -> str:
-    """Return what was measured, the mean over seeds, with its interval before any correction."""
-    return f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding
+    """Return what was measured, the mean over seeds, with its interval before any correction.
+
+    A finding against what a paper says is marked: the table of its claims has it as "Not supported".
+    """
+    is_against = claim.paper and claim.verdict == "contradicted"
+    known = "; ".join(filter(None, (claim.interval, "against the paper's claim" if is_against else "")))
+    return f"{claim.finding} ({known})" if known else claim.finding
 
 
 def _lower(claim: Claim) -> str:

@@ -347,11 +347,11 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         for number, curve in enumerate(group.curves):
             first = Cell(group.name, _rates_text(rates)) if number == 0 else Cell("")
             rows.append((first, Cell(group.describe(curve.size)), *_cells(curve, rates)))
-    header = ("", "size", "best LR", "NLL", "within 5 % up to", "S", "α_max/α")
+    header = ("", "size", "fitted best LR", "NLL", "within 5 % up to", "S", "α_max/α")
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
     caption = (
-        "Best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean over "
-        "seeds in log10; ±: its standard error in decades, which includes the spacing of the rates. "
+        "Fitted best LR: for each seed the lowest point of a parabola through the lowest NLL and its neighbours, mean "
+        "over seeds in log10; ±: its standard error in decades, which includes the spacing of the rates. "
         f"NLL ({wording.words(study).nll}): lowest median over seeds. S: mean over the rates that all sizes of a group "
         "share of the NLL (or the untrained model's, if lower), less the lowest; these rates below the group, for at "
         f"least {FEWEST_SHARED}."
@@ -363,8 +363,8 @@ def best_table(study: Study, groups: Sequence[Group] = ()) -> Table:
         tuple(header[place] for place in kept),
         tuple(tuple(row[place] for place in kept) for row in rows),
         brief=(
-            "Best LR: lowest point of a parabola through each seed's lowest NLLs, mean over seeds. S: nats above the "
-            "lowest NLL, mean over the rates that all sizes share. 0.30 decades are a factor of 2."
+            "Fitted best LR: lowest point of a parabola through each seed's lowest NLLs, mean over seeds. S: nats "
+            "above the lowest NLL, mean over the rates that all sizes share. 0.30 decades are a factor of 2."
             + (" Open: no lowest point between the rates." if any(row[2].text == "open" for row in rows) else "")
         ),
     )

@@ -11,6 +11,7 @@ from analysis.numbers.common_windows import common_windows, widths_by_threshold
 from analysis.numbers.comparison import bisections_needed, compare_windows
 from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import SeriesWindows, window, windows
+from analysis.sections.choice import choose
 from analysis.sections.nll import nll_tables, window_table
 from analysis.sections.overview import reference_table
 from analysis.study.load import load
@@ -89,8 +90,10 @@ def test_an_edge_carries_the_two_rates_between_which_it_lies():
 def test_a_grid_of_one_rate_a_decade_resolves_no_difference_of_half_a_decade(tmp_path):
     """Widths 1.0 and 1.6 decades, seeds that agree to 0.01: each edge lies somewhere within a decade."""
     curves = {"sa": valley(2.0, 0.2), "echo": valley(2.0, 0.125)}
-    claim = against_reference(judge(study_of(tmp_path / "a", curves, lrs=COARSE)))["echo"][OWN]
+    coarse = study_of(tmp_path / "a", curves, lrs=COARSE)
+    claim = against_reference(judge(coarse))["echo"][OWN]
     assert claim.verdict == "unresolved" and claim.p < 0.01
+    assert choose(coarse)[1] == "Widest own window: echo (grid too coarse against sa)."
     # four brackets of a decade, each halved three times, sum up to 0.5 < 0.6: twelve rates of three seeds
     assert claim.text.startswith("Not resolved by this grid: lr=edge needs about 36 more runs. Measured (n = 3):")
     assert "allow −2.00 to +2.00 decades" in claim.text

@@ -39,7 +39,7 @@ from analysis.sections.headline import (
 )
 from analysis.sections.nll_figures import nll_figure, window_figure
 from analysis.sections.overview import TROUBLED, provenance_line, trouble_table
-from analysis.sections.sentences import _say_signals, _say_undecided, is_in_a_table, sentences
+from analysis.sections.sentences import _say_signals, _say_supported, _say_undecided, is_in_a_table, sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs.words import LEARNED_NOTHING
@@ -94,7 +94,7 @@ def test_differences_between_mechanisms_are_named_or_said_to_be_none(tmp_path):
     assert re.match(r"Undecided: \d+ of \d+ comparisons \(appendix\)", second)
     nlls["sc"] = (1.5, 1.2, 1.3, 1.3)
     apart = sentences(study_of(tmp_path / "apart", nlls))[0]
-    assert apart.startswith("Supported (n = 3): ") and "sc" in apart
+    assert apart.startswith("Established (n = 3): ") and "sc" in apart
 
 
 def test_runs_above_the_references_window_are_compared_a_diverged_one_as_untrained(tmp_path):
@@ -123,6 +123,17 @@ def test_the_first_page_says_who_learns_most_where_the_rate_is_too_large_for_the
     nlls["sc"] = (2.2, 2.0, 2.5, 3.2)
     folder = write_study(tmp_path / "worse", mechanisms=list(nlls), lrs=RATES, seeds=3, nll=nll)
     assert not [text for text in sentences(load(folder)) if text.startswith("Above sa's window")]
+
+
+def test_a_finding_against_a_paper_is_marked_where_the_table_says_not_supported():
+    claims = [
+        Claim(name, verdict, statement=name, n=3, paper=paper, finding=f"{name} is so", interval="95 %: 1 to 2", test=(name,))
+        for name, verdict, paper in (("a", "holds", CONSENSUS), ("b", "contradicted", CONSENSUS), ("c", "contradicted", ""))
+    ]  # fmt: skip
+    assert _say_supported(claims, 4, 3) == (
+        "Established (n = 3): a is so (95 %: 1 to 2); b is so (95 %: 1 to 2; against the paper's claim); "
+        "c is so (95 %: 1 to 2)."
+    )
 
 
 def test_the_first_failure_is_that_of_any_seed(tmp_path):
@@ -199,7 +210,7 @@ def test_the_end_of_a_sweep_names_fewer_findings_rather_than_none(tmp_path):
             for place, name in enumerate(("sa", "sc", "mix", "sw"))}  # fmt: skip
     found = study_of(tmp_path, nlls)
     lines = answer(found).splitlines()
-    assert len(lines) <= MOST_LINES and any(line.startswith("Supported (n = 3): ") for line in lines)
+    assert len(lines) <= MOST_LINES and any(line.startswith("Established (n = 3): ") for line in lines)
 
 
 def test_two_seeds_name_what_they_indicate_and_how_much(tmp_path):

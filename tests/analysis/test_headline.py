@@ -127,7 +127,7 @@ def test_the_quickstart_s_end_fits_80_columns_and_25_lines(tmp_path, monkeypatch
     for start in (
         *(f"{name}: take 1e-2" for name in nlls),
         "Lowest NLL: ",
-        "Supported (n = 3): ",
+        "Established (n = 3): ",
         "report: ",
         "every table: ",
     ):
