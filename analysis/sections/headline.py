@@ -14,6 +14,7 @@ from analysis.claims.claim import sentence
 from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import cell_at, spread_cell
+from analysis.numbers import optimizers
 from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
@@ -115,7 +116,9 @@ def lists_reference(study: Study) -> str:
 
 
 def compared_with(study: Study) -> list[str]:
-    """Return the reference's first series if any series is compared with it, as optimizers are not; else []."""
+    """Return the reference's first series if any series is compared with it, of optimizers AdamW's; else []."""
+    if compares_optimizers_alone(study):
+        return [optimizers.find_plain(optimizers.numbers_of(study, study.series)).series]
     first = reference_series(study)
     return [first] if first in references(study).values() else []
 

@@ -243,8 +243,11 @@ def test_the_unit_of_the_best_rate_is_named_only_if_it_is_a_multiple(scaled, tmp
     assert "(nats per predicted token); all that follows" in optimizer_tables(plain)[0].caption
 
 
-def test_optimizers_are_compared_with_no_reference_that_the_first_page_must_show(scaled):
-    assert headline.compared_with(scaled) == [] and headline.lists_reference(scaled) == ""
+def test_the_first_page_shows_the_optimizer_that_all_others_are_compared_with(scaled, monkeypatch):
+    (plain,) = headline.compared_with(scaled)
+    assert scaled.of(plain)["optimizer"].iloc[0] == "adamw" and headline.lists_reference(scaled) == ""
+    monkeypatch.setattr(headline, "MOST_ROWS", 1)
+    assert headline.best_series(scaled) == [plain]
 
 
 def test_time_side_by_side_is_the_mean_over_turns_with_what_is_done_every_few_steps(scaled):
