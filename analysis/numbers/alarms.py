@@ -82,6 +82,7 @@ SIGNALS = (
 )
 
 
+@once_per_study
 def list_rows(study: Study, signal: Signal) -> Frame:
     """Return a signal's ``run_id``, ``step`` and ``value``, times its sign, so that high values give alarm.
 
@@ -187,6 +188,7 @@ def find_leads(alarms: np.ndarray, onsets: np.ndarray) -> np.ndarray:
     return np.where(first < onsets, onsets - first, 0.0)
 
 
+@once_per_study
 def find_comparable(study: Study) -> pd.Index:
     """Return the runs that did not break, of each series with broken ones, at the rates of those.
 
@@ -203,6 +205,7 @@ def find_comparable(study: Study) -> pd.Index:
     return found[0].append(found[1:]) if found else runs.index[:0]
 
 
+@once_per_study
 def find_warnings(study: Study, signal: Signal) -> Frame:
     """Return one row per broken or comparable run that has the signal, with these columns.
 

@@ -30,6 +30,7 @@ DIVERGED, SPIKED, PLATEAUED = "diverged", "spiked", "plateaued"
 SPIKE_TOP = re.compile(r"by step (\d+)")
 
 
+@once_per_study
 def breaks(study: Study) -> Frame:
     """Return ``broke`` and ``onset`` by run.
 

@@ -19,6 +19,7 @@ from analysis.numbers.alarms import LOGITS, list_rows
 from analysis.numbers.size_laws import Law, Size, fit_law
 from analysis.numbers.transfer import Group
 from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
 
 LIMIT = 1e4  # above it, all of Wortsman et al.'s runs diverged
 LATE_ROWS = 5  # last rows of a run, whose median is its value
@@ -47,6 +48,7 @@ class Growth:
     reason: str
 
 
+@once_per_study
 def read_logits(study: Study, series: str) -> Frame:
     """Return the largest attention logit at the end of each run, learning rate × seed; ∞ if diverged."""
     rows = list_rows(study, LOGITS).sort_values("step")
