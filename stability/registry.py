@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,9 +121,21 @@ def describe_syntax_error(error: SyntaxError) -> str:
     return f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
 
 
+def _describe_import_error(error: ImportError) -> str:
+    """Return one line with the file, the line and the text of an import that fails."""
+    places = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<")]
+    return f"{places[-1].filename}:{places[-1].lineno}: {error}: {places[-1].line}"
+
+
 def plugins_of(family: str) -> tuple[str, ...]:
     """Return the family's parts registered by `add_plugin`."""
     return tuple(name for known, name in _plugins if known == family)
+
+
+def list_plugin_files() -> set[Path]:
+    """Return the files of the registered plugins."""
+    found = (getattr(sys.modules.get(module), "__file__", None) for module in _plugins.values())
+    return {Path(file).resolve() for file in found if file}
 
 
 def add_plugins(modules: Any) -> None:
@@ -170,7 +184,10 @@ def add_plugin(module: str) -> tuple[str, str]:
         )
     try:
         export = importlib.import_module(module).EXPORT
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        if not is_missing:  # an import of the plugin's own
+            raise ValueError(f"plugins: {_describe_import_error(error)}") from None
         raise ValueError(
             f"plugins: no module '{module}' to import ({error}); if its file is there, put PYTHONPATH=FOLDER before "
             "the command, the folder that holds it"

@@ -17,6 +17,7 @@ from stability.printable import print_text, replace_unencodable
 from stability.startup import end_at_once, postpone_compiler
 
 USAGE = 2
+CRASHED = 1  # as Python's own for an uncaught exception
 READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
 FLAGS = ("-h", "--help", "help")
 
@@ -65,14 +66,18 @@ def _run(
     try:
         code = repeat(argv)
         return _run_checked(main, argv) if code is None else code
-    except (ValueError, RuntimeError) as error:
-        if not str(error):  # e.g. NotImplementedError: only its traceback says anything
-            raise
-        return _refuse(str(error), argv)
     except BrokenPipeError:
         raise
     except OSError as error:  # an unwritable folder, a full disk
         return _refuse(_describe_os_error(error, argv), argv)
+    except Exception as error:
+        is_refusal = isinstance(error, ValueError | RuntimeError)
+        if described := _describe_own_error(error):
+            _refuse(described, argv)
+            return USAGE if is_refusal else CRASHED
+        if not is_refusal or not str(error):  # e.g. NotImplementedError: only its traceback says anything
+            raise
+        return _refuse(str(error), argv)
     except KeyboardInterrupt as stop:
         print_text("stopped; the same command goes on from here", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
@@ -94,6 +99,14 @@ def _refuse(reason: str, argv: list[str]) -> int:
 
     print_text(f"error: {make_printable(reason, Invocation.of(argv))}", file=sys.stderr)
     return USAGE
+
+
+def _describe_own_error(error: Exception) -> str:
+    """Return class, message and line of an error in the user's own code, e.g. a plugin; "" for any other error."""
+    from stability.cli.own_errors import describe_own_error, find_own_line
+
+    place = find_own_line(error)
+    return describe_own_error(error, place) if place else ""
 
 
 def _print_help(root: str, head: str, argv: list[str]) -> int:

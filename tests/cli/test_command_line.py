@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from rich.console import Console
 
 from stability import hessian
 from stability.cli.compose import add_listed_plugins, find_name, study_name
+from stability.cli.entry import _run as run_checked
 from stability.cli.mistakes import check_repetitions
 from stability.cli.subjects import follow
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
+from stability.norms import AbstractNorm
 from stability.runs.study import StudyFolder
 from tests.mechanisms.names import CAUSAL, listed
 from tests.reading import compose, read_spec
@@ -388,7 +391,7 @@ run_entry(main, "status", "")
 
 def test_an_error_without_a_text_shows_its_traceback(entered, monkeypatch):
     def unfinished(argv):
-        raise NotImplementedError
+        AbstractNorm().forward(None)  # raised by this project's code
 
     monkeypatch.setattr("stability.sweep.main", unfinished)
     with pytest.raises(NotImplementedError):
@@ -462,6 +465,91 @@ def test_a_plugin_that_is_no_python_is_named_with_its_line(tmp_path, monkeypatch
     out = entered("stability.sweep", "plugins=[lab_of_errors.unclosed]", "mechanism=unclosed", "dry_run=true")
     assert out.returncode == 2
     assert re.fullmatch(r"error: plugins: \S*unclosed\.py:1: .*: class Unclosed\(\n", out.stderr)
+
+
+def test_a_plugins_own_import_that_fails_is_named_with_its_line(tmp_path, monkeypatch, entered):
+    (tmp_path / "lab_of_imports").mkdir()
+    (tmp_path / "lab_of_imports" / "lacking.py").write_text("import math\nfrom math import cosine\n")
+    (tmp_path / "lab_of_imports" / "absent.py").write_text("import nunpy\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (
+        ("lacking", r":2: cannot import name 'cosine' .*: from"),
+        ("absent", ":1: No module .*: import"),
+    ):
+        out = entered("stability.sweep", f"plugins=[lab_of_imports.{name}]", f"mechanism={name}", "dry_run=true")
+        assert out.returncode == 2
+        assert re.fullmatch(rf"error: plugins: \S*{name}\.py{said} .*\n", out.stderr)
+
+
+OWN = """
+from torch import nn
+
+from stability.config import Settings
+from stability.mechanisms import AbstractMechanism
+
+
+class Own(AbstractMechanism):
+    class Config(Settings):
+        pass
+
+    directions = frozenset({"bidirectional", "causal"})
+
+    def __init__(self, config, shape):
+        super().__init__()
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x_BND, *, mask_BN=None):
+        return self.out(x_BND)
+
+
+EXPORT = Own
+"""
+IN_INIT, IN_FORWARD = "super().__init__()", "return self.out(x_BND)"
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "line", "said", "code"),
+    [
+        ("own_headz", IN_FORWARD, "return self.headz(x_BND)", "19, in forward", "AttributeError: 'Own' object", 1),
+        ("own_shape", IN_FORWARD, "return self.out(x_BND[..., 1:])", "19, in forward", "RuntimeError: mat1", 2),
+        ("own_init", IN_INIT, "self.k = config.k", "15, in __init__", "AttributeError: 'Config' object", 1),
+        ("own_key", IN_INIT, "{}['k']", "15, in __init__", "KeyError: 'k'", 1),
+    ],
+)
+def test_a_plan_names_the_line_of_an_own_mechanism_that_fails(
+    lab, tmp_path, monkeypatch, entered, name, right, wrong, line, said, code
+):
+    (tmp_path / f"{name}.py").write_text(OWN.replace(right, wrong))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = [
+        f"plugins=[{name}]",
+        f"mechanism={name}",
+        "dry_run=true",
+        f"runs_dir={tmp_path / 'runs'}",
+        "launcher=serial",
+    ]
+    small = ["model.width=16", "model.heads=2", "model.positions=16", "model.layers=1", "lr=1e-3", "data=stdlib"]
+    out = entered("stability.sweep", *words, *small)
+    first, place, traceback = out.stderr.splitlines()[-3:]
+    assert out.returncode == code and first.startswith(f"error: {said}")
+    assert place == f"  at {tmp_path / name}.py:{line}: {wrong}"
+    file = Path(traceback.removeprefix("  traceback: "))
+    assert file.read_text().startswith("Traceback") and said in file.read_text()
+
+
+def test_a_refusal_of_an_own_mechanism_is_its_message_alone(tmp_path, monkeypatch, entered):
+    wrong = "raise ValueError('own: needs an even width')"
+    (tmp_path / "own_refusal.py").write_text(OWN.replace(IN_INIT, wrong))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["plugins=[own_refusal]", "mechanism=own_refusal", "dry_run=true", f"runs_dir={tmp_path / 'runs'}"]
+    out = entered("stability.sweep", *words, "lr=1e-3", "data=stdlib", "launcher=serial")
+    assert (out.returncode, out.stderr) == (2, "error: own: needs an even width\n")
+
+
+def test_an_error_in_this_projects_own_code_keeps_its_traceback():
+    with pytest.raises((AttributeError, TypeError)):
+        run_checked(lambda argv: 0, [None])  # no word, which the command line cannot have
 
 
 def test_without_a_terminal_each_finished_task_has_a_line_at_once(capsys):
