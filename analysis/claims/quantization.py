@@ -7,9 +7,10 @@ are the sample; every number of bits and series is a comparison of its own in Ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from analysis.claims.claim import Claim, bounds, decline, judge_mean, signed
+from analysis.claims.claim import Claim, bounds, decline, judge_mean, signed, verdict_words
 from analysis.numbers.quantization import BEFORE, NAME, Compared, compare_decay, compare_rates, list_bits
 from analysis.numbers.spread import mean_interval
 from analysis.study.load import Study
@@ -31,6 +32,24 @@ def claims(study: Study) -> Iterator[Claim]:
         for series in study.series:
             for bits in (each for each in list_bits(study) if each <= MOST_BITS):
                 yield _judge(compare(study, series, bits), kind)
+
+
+def say_verdicts(claims: Sequence[Claim]) -> str:
+    """Return one sentence with the verdicts on both claims and the clearest measurement of each; "" without a probe.
+
+    Args:
+        claims: a study's judged claims.
+    """
+    said = []
+    for statement in STATEMENTS.values():
+        own = [claim for claim in claims if claim.paper == PAPER and claim.statement.endswith(f": {statement}")]
+        own.sort(key=lambda claim: (not claim.finding, math.isnan(claim.p), claim.p))  # the clearest one first
+        counts = Counter(verdict_words(claim).partition(":")[0].lower() for claim in own)
+        of = f"{len(own)} " if len(counts) == 1 and len(own) > 1 else ""
+        verdicts = of + join_words(words if of or len(own) == 1 else f"{n} {words}" for words, n in counts.items())
+        clearest = f" ({own[0].finding}, {own[0].interval})" if own and own[0].interval else ""
+        said += [f"{statement}: {verdicts}{clearest}"] if own else []
+    return f"Weights rounded to few bits (ΔNLL: the NLL added): {'; '.join(said)}." if said else ""
 
 
 def _judge(found: Compared, kind: str) -> Claim:

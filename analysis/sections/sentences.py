@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from analysis.claims import layers, signals
+from analysis.claims import layers, quantization, signals
 from analysis.claims.at_best_rate import say_best_nlls
 from analysis.claims.claim import Claim, count_compared, count_corrected, sentence, verdict_words
 from analysis.claims.judging import judge
@@ -29,7 +29,8 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
 
     Before them the ranking of an ablation's variants, or what tells optimizers at rates of their own apart; after the
-    first who is better at the rates that are too large for the reference, and which signals warn of a break.
+    first who is better at the rates that are too large for the reference, the verdicts on rounded weights, and which
+    signals warn of a break.
 
     Args:
         study: the study.
@@ -39,12 +40,23 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     # a theorem that holds is no finding
     claims = [claim for claim in judged if claim.verdict != "not judged" and not layers.confirms_theorem(claim)]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
-    compared = _say_supported([claim for claim in claims if not is_signal[id(claim)]], most, count_corrected(claims))
+    others = [claim for claim in claims if not is_signal[id(claim)] and claim.paper != quantization.PAPER]
+    compared = _say_supported(others, most, count_corrected(claims))
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
+    rounded = quantization.say_verdicts(judged)
     compared = compared or _say_apart(judged)
     optimizers = say_best_nlls(study) if study.is_in_multiples else ""  # at one rate for all, NLLs are read as usual
     beyond = _say_beyond(claims, compared)
-    said = (_say_ranking(study), optimizers, compared, beyond, warned, _say_undecided(claims), _say_alpha(study))
+    said = (
+        _say_ranking(study),
+        optimizers,
+        compared,
+        beyond,
+        rounded,
+        warned,
+        _say_undecided(claims),
+        _say_alpha(study),
+    )
     return list(filter(None, said))
 
 

@@ -15,6 +15,7 @@ from analysis.claims.quantization import PAPER
 from analysis.numbers.quantization import compare_decay, compare_rates, count_lost
 from analysis.report import build
 from analysis.sections.quantization import TABLES, figures, sentences
+from analysis.sections.sentences import sentences as first_sentences
 from analysis.study.load import COLUMNS, load
 from tests.analysis.synthetic import write_study, write_table
 
@@ -171,3 +172,22 @@ def test_rates_that_lost_half_of_the_learning_enter_no_slope(tmp_path):
     assert compare_rates(study, "sa", 2).rates == LRS[:3]
     kept = load(study_with(tmp_path / "kept", nll=lambda mechanism, lr, seed: 2.8 if lr < 5e-3 else 2.99))
     assert compare_rates(kept, "sa", 2).rates == LRS
+
+
+def test_the_first_page_has_the_verdicts_on_rounded_weights(tmp_path):
+    study = load(study_with(tmp_path / "all"))
+    (said,) = [text for text in first_sentences(study) if text.startswith("Weights rounded to few bits")]
+    rate = next(each for each in claims_of(study, "rate").values() if each.finding in said)
+    decay = next(each for each in claims_of(study, "decay").values() if each.finding in said)
+    assert said == (
+        "Weights rounded to few bits (ΔNLL: the NLL added): a larger learning rate quantises better: 4 supported "
+        f"(n = 3) ({rate.finding}, {rate.interval}); the decay makes quantisation worse: 4 supported (n = 3) "
+        f"({decay.finding}, {decay.interval})."
+    )
+    assert rate.p == min(each.p for each in claims_of(study, "rate").values())
+    assert not any(text.startswith("Supported") for text in first_sentences(study)), "said once"
+    mixed = load(study_with(tmp_path / "mixed", slope=0.0, sign=-1.0, phases=("terminal",)))
+    (said,) = [text for text in first_sentences(mixed) if text.startswith("Weights rounded")]
+    assert "quantises better: 3 undecided and 1 not judged (" in said and "decay" not in said
+    unmeasured = load(write_study(tmp_path / "none", mechanisms=("sa", "sw"), lrs=LRS, seeds=3))
+    assert not any("rounded" in text for text in first_sentences(unmeasured))
