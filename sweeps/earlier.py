@@ -217,7 +217,7 @@ def describe_changes(
 ) -> Iterator[str]:
     """Yield a line each for newly kept, newly unreported and missing earlier runs.
 
-    Runs already recorded as earlier ones get no line unless they are missing.
+    Runs already recorded as earlier ones get no line unless they are missing; a line on kept runs counts them, too.
 
     Args:
         study: the study, for its name and pool.
@@ -232,23 +232,31 @@ def describe_changes(
             if replace and not is_reported:
                 yield f"replace=true: nothing is replaced, {study.path.name} has no other runs in its report"
             continue
-        runs = f"{len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
-        what = f"{study.path.name}: keeps {runs}"
         if replace:
             which = _describe([RunDirectory(study.pool, run_id) for run_id in run_ids])
             stay = "it stays" if len(run_ids) == 1 else "they stay"
+            runs = _count_earlier(len(run_ids))
             yield f"{study.path.name}: replace=true takes {runs} ({which}) out of its report; on record {stay}"
-        elif is_reported:
+            continue
+        kept = [each for each in find_earlier(study, record, trials) if each.is_reported is is_reported]
+        number = len({run_id for each in kept for run_id in each.run_ids})
+        what = f"{study.path.name}: keeps {_count_earlier(number)}"
+        more = f"{len(run_ids)} more than before: " if number > len(run_ids) else ""
+        if is_reported:
             which = _describe([RunDirectory(study.pool, run_id) for run_id in run_ids])
-            yield f"{what} that this command does not ask for ({which}), in its report, too; {OTHER}"
+            yield f"{what} that this command does not ask for ({more}{which}), in its report, too; {OTHER}"
         else:
             which = _describe_with_reason(study, run_ids, trials)
-            yield f"{what} of other settings ({which}) on record, outside of its report; {OTHER}"
+            yield f"{what} of other settings ({more}{which}) on record, outside of its report; {OTHER}"
     asked = {trial.run_id for trial in trials}
     if gone := [each for each in list_recorded(record) if each not in asked and not _exists(study, each)]:
         named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
         are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")
         yield f"{study.path.name}: {len(gone)} earlier {are} no longer in the pool and {go} from the record ({named})"
+
+
+def _count_earlier(number: int) -> str:
+    return f"{number} earlier run{'s' if number > 1 else ''}"
 
 
 def _describe(directories: Sequence[RunDirectory]) -> str:

@@ -64,6 +64,19 @@ def test_another_mechanism_under_the_name_joins_the_study_and_a_line_says_so(poo
     assert launched(pool, second, "sweep two") == ([], record), "again the same: nothing new to say"
 
 
+def test_a_line_on_newly_kept_runs_counts_all_that_are_kept(pool):
+    first = trials_of(pool.runs_dir, *({"id": index, "lr_peak": 10.0**-index} for index in (1, 2, 3)))
+    second, third = trials_of(pool.runs_dir, {"id": 4, "mechanism": {"name": "sw"}}, {"id": 5, "lr_peak": 1.0})
+    launched(pool, first, "one")
+    launched(pool, [second], "two")
+    said, record = launched(pool, [third], "three")
+    assert [len(each["run_ids"]) for each in record["earlier"]] == [3, 1]
+    assert said == [
+        f"{pool.name}: keeps 4 earlier runs that this command does not ask for (1 more than before: sw lr=0.01 seed=4), "
+        "in its report, too; name=OTHER makes a study of its own"
+    ]
+
+
 def test_a_study_that_is_extended_has_no_earlier_runs(pool):
     trials = trials_of(pool.runs_dir, *({"id": index} for index in range(3)))
     launched(pool, trials[:2], "one")
