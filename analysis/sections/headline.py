@@ -398,7 +398,9 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         start = unlearned(study, series)
         known, swept = int(ended.any(axis=1).sum()), len(ended)
         where = "any rate swept" if known == swept else f"the {known} of {swept} rates with a result"
-        parts = [f"learned nothing at {where} ({start.name} reach {start.nll:.3f})", seeds]
+        steps = study.of(series)["planned_steps"].max()
+        advice = f"train longer (steps={steps:.0f} now)" if known == swept and math.isfinite(steps) else ""
+        parts = [f"learned nothing at {where} ({start.name} reach {start.nll:.3f})", advice, seeds]
         return "; ".join(filter(None, parts))
     parts = [
         f"take {lr_text(found.best_lr)}{_end_of_grid(found)}",

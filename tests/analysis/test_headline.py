@@ -49,7 +49,8 @@ def said(tmp_path, nlls, *, seeds=3, rates=RATES, statuses=None):
         ((2.3, 2.2, 2.1, 2.0), "take 1e0 (the largest swept: try larger ones)"),
         ((2.0, 3.3, math.inf, 3.3), "take 1e-3 (the smallest swept: try smaller ones); up to 1.2e-3 costs < 5 %; "
          "at 1e-2 it learns nothing; at 1e-1 it diverges"),
-        ((3.3, 3.25, 3.3, math.inf), "learned nothing at any rate swept (token frequencies reach 3.200)"),
+        ((3.3, 3.25, 3.3, math.inf),
+         "learned nothing at any rate swept (token frequencies reach 3.200); train longer (steps=200 now)"),
         ((math.inf,) * 4, "every run diverged"),
         ((2.2, 2.0, 3.3, 2.4), "take 1e-2; up to 1.2e-2 costs < 5 %; at 1e-1 it learns nothing"),
     ],
