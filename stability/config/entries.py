@@ -98,6 +98,21 @@ def _split_names(value: Any) -> Any:
     )
 
 
+OF_FIGURES, OF_TABLES = ("png", "svg"), ("csv", "latex", "markdown", "md", "parquet", "tex")  # types of format=files
+
+
+def _split_formats(value: Any) -> Any:
+    """Split a list of formats; the types of files that ``format=files`` writes are refused by its name."""
+    formats = _split_names(value)
+    for name in formats if isinstance(formats, list | tuple) else ():
+        if name in OF_FIGURES or name in OF_TABLES:
+            which = (
+                "figures as PDF, SVG and PNG" if name in OF_FIGURES else "tables as CSV, Markdown, LaTeX and parquet"
+            )
+            raise ValueError(f"format={name}: format=files writes {which}; give format=files")
+    return formats
+
+
 class ReportSpec(Settings):
     """The settings of `stability.report`: tables, figures and PDF of studies."""
 
@@ -116,7 +131,7 @@ class ReportSpec(Settings):
             "model sizes × modalities"
         ),
     )
-    format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_split_names)] = Field(
+    format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_split_formats)] = Field(
         default=("pdf",),
         min_length=1,
         description=(

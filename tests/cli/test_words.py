@@ -80,6 +80,16 @@ def test_the_protocols_keys_are_written_flat_and_named_so(words, message):
         ("probe", ["spectra"], "'spectra' is not of the form key=value; e.g. what=spectra (-h"),
         ("probe", ["runs/x"], "'runs/x' is not of the form key=value; e.g. ckpt=runs/x (-h"),
         ("report", ["nc2"], "'nc2' is not of the form key=value; e.g. name=nc2 (-h"),
+        (
+            "report",
+            ["name=a", "format=[pdf,png]"],
+            "format=png: format=files writes figures as PDF, SVG and PNG; give format=files",
+        ),
+        (
+            "report",
+            ["name=a", "format=tex"],
+            "format=tex: format=files writes tables as CSV, Markdown, LaTeX and parquet; give format=files",
+        ),
         ("hessian", ["runs/x"], "'runs/x' is not of the form key=value; e.g. ckpt=runs/x (-h"),
         ("train_tokenizer", ["x"], "'x' is not of the form key=value; e.g. data=protein data.path=FOLDER (-h"),
         ("sweep", ["x"], "'x' is not of the form key=value; e.g. mechanism=sc lr=range (-h"),
