@@ -127,10 +127,13 @@ def _refuse_searched(invocation: Invocation, values: dict[str, Any]) -> None:
         if word.value is not None and isinstance(varied, dict) and {"low", "high"} <= varied.keys():
             ranges = f"search.space.{path}"
             is_typed = any(f"{word.key}.".startswith(f"{ranges}.") for word in invocation.words)
-            other = "that range" if is_typed else f"vary another setting instead and add {ranges}=null"
+            what, another = path, ""
+            if path == "lr_peak":  # a word of the searched space alone
+                what, another = "the learning rate", f"give another range by {ranges}={{low:…,high:…}}, "
+            other = "or that range" if is_typed else f"{another}or vary another setting instead and add {ranges}=null"
             raise ValueError(
-                f"{shorten(str(word))}: search={search.get('name')} varies {path} from {varied['low']} to "
-                f"{varied['high']} and would not use it; leave it out, or {other}"
+                f"{shorten(str(word))}: search={search.get('name')} varies {what} from {varied['low']} to "
+                f"{varied['high']} and would not use it; leave it out, {other}"
             )
 
 

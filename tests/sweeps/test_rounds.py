@@ -255,12 +255,13 @@ def test_what_cannot_be_searched_is_said_before_anything_runs(tmp_path, words, m
     [
         (
             ["lr=1e-3"],
-            "lr=1e-3: search=optuna varies lr_peak from 0.0001 to 0.1 and would not use it; leave it out, or vary "
-            "another setting instead and add search.space.lr_peak=null",
+            "lr=1e-3: search=optuna varies the learning rate from 0.0001 to 0.1 and would not use it; leave it out, give "
+            "another range by search.space.lr_peak={low:…,high:…}, or vary another setting instead and add "
+            "search.space.lr_peak=null",
         ),
-        (["lr=[1e-3,1e-2]"], "lr=[1e-3,1e-2]: search=optuna varies lr_peak"),
-        (["lr=range"], "lr=range: search=optuna varies lr_peak"),
-        (["lr.num=3"], "lr.num=3: search=optuna varies lr_peak"),
+        (["lr=[1e-3,1e-2]"], "lr=[1e-3,1e-2]: search=optuna varies the learning rate"),
+        (["lr=range"], "lr=range: search=optuna varies the learning rate"),
+        (["lr.num=3"], "lr.num=3: search=optuna varies the learning rate"),
         (
             ["batch=3", "search.space.batch={low:2,high:9}"],
             "batch=3: search=optuna varies batch from 2 to 9 and would not use it; leave it out, or that range",
