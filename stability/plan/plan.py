@@ -119,7 +119,8 @@ class Plan:
         spec, notes = resolve_weights(spec, kinds, pool / "cache")
         plan = cls(spec, corpus, is_read, objective, kinds, spec.points(corpus.fingerprint), notes)
         check_rules(OF_PLAN, plan)
-        return replace(plan, notes=tuple(filter(None, (*notes, note_bytes(spec), _note_short_validation(plan)))))
+        more = (note_bytes(spec), *note_full_windows(kinds), _note_short_validation(plan))
+        return replace(plan, notes=tuple(filter(None, (*notes, *more))))
 
     @property
     def pool(self) -> Path:
@@ -152,6 +153,16 @@ def note_bytes(spec: SweepSpec) -> str:
         f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for "
         "GPT-2's tokens: add data.tokenizer=gpt2 for these"
     )
+
+
+def note_full_windows(kinds: Sequence[ResolvedRun]) -> list[str]:
+    """Return a note for each window of ``sw`` that covers all positions, so that it computes the same as ``sa``."""
+    found = [
+        f"mechanism.sw.window={run.mechanism.settings.window} covers all {run.model.positions} positions: sw is sa here"
+        for run in (kind.spec for kind in kinds)
+        if run.mechanism.name == "sw" and run.mechanism.settings.window >= run.model.positions - 1
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _note_short_validation(plan: Plan) -> str:

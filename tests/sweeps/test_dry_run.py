@@ -11,7 +11,8 @@ import torch
 from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
 from stability.corpora.base import AbstractCorpus
-from stability.plan.plan import Plan, _note_short_validation, name_kind
+from stability.mechanisms import build
+from stability.plan.plan import Plan, _note_short_validation, name_kind, note_full_windows
 from stability.training.devices import peak_memory_mb
 from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
@@ -261,3 +262,24 @@ def test_a_short_validation_names_the_setting_that_mends_it(settings, advice):
     assert _note_short_validation(plan) == (
         f"validation: on all 40 held-out examples, fewer than evaluation.sequences=200; {advice}"
     )
+
+
+@pytest.mark.parametrize(("window", "is_noted"), [(6, False), (7, True), (5000, True)])
+def test_a_window_over_all_positions_is_said_to_be_plain_attention_and_is(window, is_noted):
+    positions = 8
+    windowed = part("mechanisms", {"name": "sw", "window": window})
+    run = SimpleNamespace(mechanism=windowed, model=SimpleNamespace(positions=positions))
+    kind = SimpleNamespace(spec=run)
+    line = f"mechanism.sw.window={window} covers all 8 positions: sw is sa here"
+    assert note_full_windows([kind, kind]) == ([line] if is_noted else [])
+    sw = build("sw", width=16, heads=2, window=window).double()
+    sa = build("sa", width=16, heads=2).double()
+    sa.load_state_dict(sw.state_dict())
+    x_BND = torch.randn(2, positions, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(sw(x_BND), sa(x_BND), rtol=0, atol=1e-12) is is_noted  # of 8 terms of about 1
+
+
+def test_a_sweeps_notes_have_its_full_windows(tmp_path):
+    spec = make_sweep(tmp_path, "mechanism=[sc,sw]", "mechanism.sw.window=5000")[0]
+    line = f"mechanism.sw.window=5000 covers all {spec.model.positions} positions: sw is sa here"
+    assert line in Plan.of(spec).notes
