@@ -92,10 +92,10 @@ def _place(target: Mapping[str, float]) -> str:
 def sentences(study: Study) -> list[str]:
     """Return the predictions a doubling further, the laws and their back-tests, a paragraph each."""
     groups = groups_of(study)
-    laws = " ".join(describe_law(group) for group in groups)
+    laws = " ".join(filter(None, map(describe_law, groups)))
     predictions = [describe_prediction(group, double(group)) for group in groups]
     told = (*(describe_trials(group) for group in groups), describe_comparisons(groups))
-    return [*predictions, laws, *filter(None, told)]
+    return list(filter(None, (*predictions, laws, *told)))
 
 
 def answer_text(study: Study, most: int, width: int) -> str:
@@ -110,7 +110,7 @@ def answer_text(study: Study, most: int, width: int) -> str:
     lines, groups = [title, *rest, ""], groups_of(study)
     predictions = [describe_prediction(group, double(group)) for group in groups]
     start = len(lines)
-    for sentence in [*predictions, *map(describe_law, groups)]:
+    for sentence in [*predictions, *filter(None, map(describe_law, groups))]:
         wrapped = textwrap.wrap(sentence, width)
         if len(lines) + len(wrapped) > most:
             # in place of the empty line if no other is left
@@ -196,12 +196,13 @@ def double(group: Group) -> dict[str, float]:
 
 
 def describe_law(group: Group) -> str:
-    """Return the slopes of a group's law with their intervals and verdicts."""
+    """Return the slopes of a group's law with their intervals and verdicts.
+
+    "" without a law: the prediction beside it has the reason.
+    """
     law = group.law
     if law is None:
-        open_at = [curve for curve in group.curves if curve.best.open]
-        why = f"at {group.describe(open_at[0].size)} {open_at[0].best.open}" if open_at else "its sizes do not tell"
-        return f"{group.name}: no law; {why}."
+        return ""
     verdicts = [VERDICTS.get(word := law.judge(place), word) for place in range(len(law.axes))]
     parts = [f"{_slope_text(law, place)} a doubling of {AXES[axis]} ({verdicts[place]})"
              for place, axis in enumerate(law.axes)]  # fmt: skip

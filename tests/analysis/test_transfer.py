@@ -313,6 +313,15 @@ def test_what_cannot_be_predicted_has_its_reason(tmp_path, words, options, targe
     assert f"{group.name} at " in (said := transfer.describe_prediction(group, target)) and "cannot predict: " in said
 
 
+def test_the_reason_against_a_law_is_said_once(tmp_path):
+    study = write_sizes(tmp_path, *NARROW, slope=lambda *a: -1.2 * a[2])
+    (group,) = find_groups([study])
+    assert group.law is None
+    texts = " ".join(transfer.sentences(study)), transfer.answer_text(study, 30, 80), transfer.describe([study], {})
+    for text in (" ".join(each.split()) for each in texts):
+        assert text.count("cannot predict: ") == text.count("at width 128 the lowest NLL is at the smallest rate") == 1
+
+
 def test_a_rule_of_thumb_is_not_held_against_a_law(tmp_path):
     """Three sizes of two axes make a law, the smaller two none: only the rules are tried at the largest."""
     (group,) = find_groups([write_sizes(tmp_path, *NARROW, slope=lambda *a: -0.3 * a[2])])
