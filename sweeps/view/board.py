@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +37,9 @@ STYLES = {
 SPEED = "speed"  # in the study's counted units per second
 GRID, CELL, BAR_WIDTH = "val NLL, LR", 8, 30  # head of the grid's names; columns of a cell and of the bar
 COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", SPEED, "ETA", "state")
+GAP = 2  # spaces between columns, if there is room
+DISPENSABLE = (SPEED, "loss", "seed")  # columns that a narrow terminal goes without, in this order
+FOLD_WIDTH, FOLD_HEIGHT = 60, 12  # columns and lines of a terminal in which the counts may take two lines
 LAST_ENDED = 6  # ended runs in the table if a sweep does not fit the terminal
 AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # states listed only if a run has them
 # a log has a summary each minute, or after another 5 % of the runs (at least 4) have ended
@@ -115,12 +119,15 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int, wid
 
     Args:
         progress: the runs.
-        lines: (text, style) of each heading line.
+        lines: (text, style) of each heading line; the first one, with the counts, may take two lines.
         height: maximum number of lines.
         width: columns of the terminal.
         times: text beside the bar.
     """
-    heading = [Text(visible(text), style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
+    given = [(visible(text), style) for text, style in lines if text]
+    first = _fold(given[0][0], width) if given and height >= FOLD_HEIGHT else [text for text, _ in given[:1]]
+    folded = [*((text, given[0][1]) for text in first), *given[1:]]
+    heading = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in folded]
     results: list[Any] = []
     if grid := grid_table(progress, width, (height - len(heading)) // 2):
         results = [grid]
@@ -134,8 +141,14 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int, wid
     hidden.subtract("ended" if row.ended else row.state for row in chosen)
     more = ", ".join(f"{count} {state}" for state, count in hidden.items() if count)
     last = [Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else []
-    table = [run_table(progress, chosen)] if chosen else []
+    table = [run_table(progress, chosen, width)] if chosen else []
     return Group(_bar(progress.share_done(), times), *heading, *results, *table, *last)
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Return a heading as one line, or two if it fits these; a terminal below `FOLD_WIDTH` columns cuts it."""
+    folded = textwrap.wrap(text, width) if width >= FOLD_WIDTH else []
+    return folded if len(folded) == 2 else [text]
 
 
 def _bar(share: float, times: str) -> Table:
@@ -195,18 +208,29 @@ def _collapse(rows: Sequence[Row], room: int) -> list[Row]:
     return [*active, *ended]
 
 
-def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
-    """Return a table with a line per row, in the style of its state."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in COLUMNS:
-        table.add_column(
-            f"{progress.words.counted}/s" if name == SPEED else name,
-            justify="left" if name in ("mechanism", "state") else "right",
-            no_wrap=True,
-        )
-    for row in rows:
+def run_table(progress: Progress, rows: Sequence[Row], width: int | None = None) -> Table:
+    """Return a table with a line per row, in the style of its state.
+
+    Args:
+        progress: the runs.
+        rows: those of the table.
+        width: columns of the terminal; a table too wide for it has narrower gaps, then lacks `DISPENSABLE` columns.
+    """
+    names = [f"{progress.words.counted}/s" if name == SPEED else name for name in COLUMNS]
+    cells = [[visible(cell) for cell in _cells(progress, row)] for row in rows]
+    sizes = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    gap, shown = GAP, [*range(len(COLUMNS))]
+    for gap, num_left_out in ((GAP, 0), *((1, number) for number in range(len(DISPENSABLE) + 1))):
+        shown = [place for place, name in enumerate(COLUMNS) if name not in DISPENSABLE[:num_left_out]]
+        if width is None or sum(sizes[place] + gap for place in shown) - gap <= width:
+            break
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+    for place in shown:
+        justify = "left" if COLUMNS[place] in ("mechanism", "state") else "right"
+        table.add_column(names[place], justify=justify, no_wrap=True)
+    for row, texts in zip(rows, cells, strict=True):
         style = STYLES[row.state if row.running else row.shown]
-        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=style)
+        table.add_row(*(Text(texts[place]) for place in shown), style=style)
     return table
 
 

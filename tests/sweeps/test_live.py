@@ -202,6 +202,28 @@ def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
     assert max(map(len, drawn(view))) <= 30
 
 
+@pytest.mark.parametrize(("name", "steps", "has_speed"), [("sa", 2000, True), ("gated_deltanet", 20000, False)])
+def test_80_columns_have_room_for_counts_and_states(tmp_path, name, steps, has_speed):
+    changes = {"mechanism": {"name": name}, "lr_peak": 0.000316, "steps": steps}
+    trials = [fakes.make_trial(tmp_path, index, **changes) for index in range(8)]
+    view = LiveView(trials, num_skipped=12, console=terminal(24, width=80))
+    for trial, nll in zip(trials, (2.5, 5.5, 7.0), strict=False):
+        result = {"val_nll": nll, "init_nll": 5.8, "wall_s": 1.0}
+        trial.directory.set_status("stable" if nll < 3 else "plateaued", step=steps, num_steps=steps, result=result)
+    trials[3].directory.set_status("diverged", step=40, num_steps=steps)
+    running(trials[4])
+    _, counts, more, head, *rows, _ = drawn(view)
+    assert (counts, more) == (
+        "8 runs: 4 done (1 stable, 1 learned nothing, 1 exploded, 1 diverged), 1 running,",
+        "0 failed, 3 queued, 12 skipped",
+    )
+    columns = ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
+    assert head.split() == [each for each in columns if has_speed or each != "tokens/s"]
+    ends = ("training", "diverged", "exploded", "learned nothing", "stable")
+    assert len(rows) == len(ends) and all(row.endswith(f" {end}") for row, end in zip(rows, ends, strict=True))
+    assert max(map(len, drawn(view))) <= 80
+
+
 def test_what_opens_the_table_goes_when_a_trial_runs(tmp_path):
     trial = fakes.make_trial(tmp_path)
     view = LiveView([trial], opening="starting", console=terminal(20))
