@@ -157,10 +157,12 @@ def note_bytes(spec: SweepSpec) -> str:
 
 def note_full_windows(kinds: Sequence[ResolvedRun]) -> list[str]:
     """Return a note for each window of ``sw`` that covers all positions, so that it computes the same as ``sa``."""
+    runs = [kind.spec for kind in kinds if kind.spec.mechanism.name == "sw"]
+    sizes: list[tuple[Any, int]] = [(run.mechanism.settings, run.model.positions) for run in runs]
     found = [
-        f"mechanism.sw.window={run.mechanism.settings.window} covers all {run.model.positions} positions: sw is sa here"
-        for run in (kind.spec for kind in kinds)
-        if run.mechanism.name == "sw" and run.mechanism.settings.window >= run.model.positions - 1
+        f"mechanism.sw.window={settings.window} covers all {positions} positions: sw is sa here"
+        for settings, positions in sizes
+        if settings.window >= positions - 1
     ]
     return list(dict.fromkeys(found))
 
