@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import tempfile
 import traceback
 from pathlib import Path
@@ -14,7 +13,6 @@ from stability.runs.directory import INSTALLED
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("stability", "sweeps", "analysis", "kernels")  # of this project
 READERS = "data"  # parts that pass on errors of files, which are no bugs
-RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def find_own_line(error: BaseException) -> str:
@@ -30,13 +28,10 @@ def find_own_line(error: BaseException) -> str:
     if not places or owners[places[-1]] != "user":
         return ""
     frame, number = frames[places[-1]]
-    if places[-1] == len(frames) - 1 and isinstance(error, ValueError | RuntimeError) and str(error):
-        last = error.__traceback__
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        if last is not None and frame.f_code.co_code[last.tb_lasti] == RAISE:
-            return ""  # a message of its own
-    line = traceback.FrameSummary(frame.f_code.co_filename, number, frame.f_code.co_name).line
+    line = traceback.FrameSummary(frame.f_code.co_filename, number, frame.f_code.co_name).line or ""
+    is_last, is_refusal = places[-1] == len(frames) - 1, isinstance(error, ValueError | RuntimeError) and str(error)
+    if is_last and is_refusal and line.startswith("raise"):
+        return ""  # a message of its own
     return f"{frame.f_code.co_filename}:{number}, in {frame.f_code.co_name}: {line}"
 
 
