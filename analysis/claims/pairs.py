@@ -27,6 +27,7 @@ class Measure(NamedTuple):
         word: its name in sentences.
         digits: format specification.
         limit: largest possible difference.
+        is_share: whether it is a fraction, printed in per cent and its differences in points.
     """
 
     column: str
@@ -34,13 +35,19 @@ class Measure(NamedTuple):
     word: str
     digits: str
     limit: float = math.inf
+    is_share: bool = False
+
+    @property
+    def factor(self) -> int:
+        """The printed number of the column's 1."""
+        return 100 if self.is_share else 1
 
 
 def find_measures(study: Study) -> list[Measure]:
     """Return the study's measures: the NLL, and the objective's validated share if recorded."""
     share = wording.words(study).share
     measures = [Measure("val_nll", -1, "NLL", ".3f")]
-    measures += [] if share is None else [Measure(share.column, 1, share.name, ".4f", limit=1.0)]
+    measures += [] if share is None else [Measure(share.column, 1, share.name, ".2f", limit=1.0, is_share=True)]
     return [each for each in measures if each.column in study.runs and study.runs[each.column].notna().any()]
 
 

@@ -59,7 +59,7 @@ def claims(study: Study) -> list[Claim]:
 
 def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
     """Yield a claim for each pair of series differing in mechanism or its memory alone."""
-    measure = Measure(share.column, 1, share.name, ".3f", limit=1.0)
+    measure = Measure(share.column, 1, share.name, ".1f", limit=1.0, is_share=True)
     alike = [axis for axis in SETTING_AXES if axis != "variant"]
     for _, group in study.runs.drop_duplicates("series").groupby(alike, sort=False, dropna=False):
         of = {

@@ -170,7 +170,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
         statement: the claim; "on par" in it selects the test with margin `PAR_NATS`.
         paper: the paper that makes it.
     """
-    column, better, word, digits, limit = measure
+    column, better, word, digits, limit, is_share = measure
     other, plain = pair.other, pair.plain
     pairs = _best_pairs(study, measure, pair)
     differences = [a - b for a, b in pairs]
@@ -178,8 +178,12 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     n, is_par = len(pairs), "on par" in statement
     verdict: Verdict = "no claim" if n < 2 else _judge_par(low, high) if is_par else judge_sign(direction * better)
     decimals, unit = int(digits[1]), UNITS.get(column, "") if wording.words(study).in_nats else ""
-    size = float(np.mean(differences)) if pairs else math.nan
-    medians = " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else ""
+    unit, percent = ("points", " %") if is_share else (unit, "")
+    low, high = measure.factor * low, measure.factor * high  # as printed
+    size = measure.factor * float(np.mean(differences)) if pairs else math.nan
+    middles = measure.factor * np.median(pairs, axis=0) if pairs else ()
+    medians = " against ".join(f"{median:{digits}}{percent}" for median in middles)
+    difference = f"{signed(size, decimals)} {unit}".rstrip() if pairs else ""
     notes = [f"Medians: {medians}." if medians else "", _lost(pairs, other, plain), pair.remark]
     beyond = [each - PAR_NATS for each in differences] if is_par else differences
     rates = [set(_outcomes(study.of(name), measure.column, math.inf).index) for name in (pair.other, pair.plain)]
@@ -189,14 +193,14 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             verdict,
             statement=statement,
             n=n,
-            effect=signed(size, decimals) if pairs else "",
+            effect=difference if is_share or not pairs else signed(size, decimals),
             interval=interval_text((low, high), n, unit, decimals),
             paper=paper,
             finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"
             + ("" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}")
             + (f", margin {PAR_NATS:g} {unit}" if is_par else ""),
             note=" ".join(filter(None, notes)),
-            difference=f"{signed(size, decimals)} {unit}".rstrip() if pairs else "",
+            difference=difference,
             test=("par" if is_par else "best", column, other, plain),
             p=p_of_bounds(beyond, beyond),
             differences=tuple(differences),

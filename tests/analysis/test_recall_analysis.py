@@ -101,7 +101,8 @@ def test_who_recalls_where_another_does_not(tmp_path):
         SLIDING: ("holds", 3),
         recall.RIVALS[3][2]: ("holds", 3),
     }
-    assert found[DELTA].effect == "+0.580" and "0.981 against 0.401" in found[DELTA].text
+    assert found[DELTA].effect == found[DELTA].difference == "+58.0 points"
+    assert "98.1 % against 40.1 %" in found[DELTA].text and found[DELTA].interval == "95 %: +58.0 to +58.0 points"
 
 
 @pytest.mark.parametrize(

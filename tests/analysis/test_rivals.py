@@ -69,7 +69,7 @@ def test_accuracy_is_compared_where_there_is_one_and_higher_is_better(tmp_path):
         claim.subject: claim for claim in judge(load(study_of(tmp_path, 0.1, accuracy={"sa": 0.5, "attentionx": 0.4})))
     }
     assert claims["best accuracy attentionx"].verdict == "contradicted"
-    assert "is 0.1000 lower than sa's (95 %: −0.1000 to −0.1000)" in claims["best accuracy attentionx"].text
+    assert "is 10.00 points lower than sa's (95 %: −10.00 to −10.00 points)" in claims["best accuracy attentionx"].text
     assert claims["best NLL attentionx"].verdict == "holds"
 
 
