@@ -48,12 +48,12 @@ def window_ends(study: Study) -> dict[str, tuple[End, End]]:
     lacking, found = reasons_untrained(study), {}
     for name, each in windows(study).items():
         if each.median is not None and not lacking[name]:
-            low, high = (_end(study.of(name), edge.outside_lr) for edge in (each.median.low, each.median.high))
+            low, high = (end_at(study.of(name), edge.outside_lr) for edge in (each.median.low, each.median.high))
             found[name] = low, high
     return found
 
 
-def _end(runs: Frame, lr: float) -> End:
+def end_at(runs: Frame, lr: float) -> End:
     """Return the most frequent outcome of the runs at a rate; 0 or ∞: the grid's end, or a rate without a result."""
     if lr == 0 or math.isinf(lr):
         return End("end of the grid")

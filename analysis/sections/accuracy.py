@@ -15,6 +15,7 @@ from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import outcome_of, percent_digits, rate_table, select_finished
 from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.recall import recalled_share
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, explain_absence, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, width_cell
@@ -26,7 +27,7 @@ from stability.runs.words import ShareWords
 
 CAPTION = (
     "Share {of}, at the end of training, against learning rate. Points: seeds; line: the median of those that "
-    "finished. The stable windows are judged on the {nll}, not on this."
+    "finished. {windows}"
 )
 
 
@@ -87,7 +88,11 @@ def figures(study: Study) -> Figures:
     if share is None:
         return {}
     runs = select_finished(study.runs, share.column)
-    caption = CAPTION.format(of=share.of, nll=wording.words(study).nll)
+    nll = wording.words(study).nll
+    judged = f"The stable windows are judged on the {nll}, not on this."
+    if recalled_share(study):
+        judged = f"The first page's windows are of this, the stable windows of the appendix of the {nll}."
+    caption = CAPTION.format(of=share.of, windows=judged)
     drawn = {share.column.removeprefix("val_"): Captioned(_figure(study, runs, share), caption)}
     return drawn if runs["lr"].nunique() > 1 else {}
 

@@ -10,14 +10,15 @@ from analysis.claims.reference import BEST, COST, OWN, against_reference
 from analysis.numbers.ablations import ablations
 from analysis.numbers.first_failure import Failure, failure_at, highest_exploded, worse_failures
 from analysis.numbers.learning import reasons_untrained
-from analysis.numbers.window_ends import window_ends
-from analysis.numbers.windows import VALIDATION, Window, windows
+from analysis.numbers.recall import Answered, answered, recalled_share
+from analysis.numbers.window_ends import End, end_at, window_ends
+from analysis.numbers.windows import KEPT, VALIDATION, Window, windows
 from analysis.study.load import Study
 from analysis.study.reference import compares_losses, references
 from analysis.words import join_words, lr_text, plural, power, value_text
 from stability.runs.words import EXPLODED
 
-BEST_NLL, LOWEST = f"{BEST} NLL", "Lowest NLL"
+BEST_NLL, LOWEST, HIGHEST = f"{BEST} NLL", "Lowest NLL", "Highest"
 UNDECIDED = "undecided against {}"
 MOST_NAMED = 36  # characters of names in a list
 MOST_REFERENCES = 2
@@ -29,7 +30,8 @@ def choose(study: Study, *, is_long: bool = False) -> list[str]:
     """Return which mechanism has the lowest NLL at its best rate, and which the widest own window.
 
     The verdicts are those of the comparisons with the reference (`claims.reference`). With two references, e.g. of two
-    widths, each has its own sentences. [] with more, or if fewer than two series of a reference learned.
+    widths, each has its own sentences. [] with more, or if fewer than two series of a reference learned. Of recall, in
+    place of both: which has the largest share of right answers.
 
     Args:
         study: the study.
@@ -67,6 +69,15 @@ def _choose_beside(study: Study, reference: str, known: Mapping[str, Window], is
     )
     if not nlls:
         return []
+    if share := recalled_share(study):
+        claims = {name: claim for name in nlls if (claim := compared[name].get(f"{BEST} {share.name}"))}
+        best = {name: answered(study)[name] for name in known}
+        direct = _compare_directly(judged, "best", share.column)
+        highest, why = _lead(reference, claims, lambda name: -best[name].best.median, ("higher", "lower"), direct)
+        window = best[highest].window
+        rate = lr_text(window.best_lr if window else known[highest].best_lr)
+        upper = upper_edge(known[highest], best[highest]) if is_long else ""
+        return [f"{HIGHEST} {share.name}: {highest} at {rate} ({why}){upper and '; ' + upper}."]
     direct = _compare_directly(judged, "best")
     lowest, why = _lead(reference, nlls, lambda name: known[name].best_nll, ("lower", "higher"), direct)
     upper = upper_edge(known[lowest]) if is_long else ""
@@ -134,27 +145,35 @@ def _say_verdicts(claims: Mapping[str, Claim], words: tuple[str, str]) -> str:
     return ", ".join(f"{word} with {join_words(found[word])}" for word in (*words, "undecided") if word in found)
 
 
-def upper_edge(found: Window) -> str:
-    """Return the upper edge of an own window in words; "" if that is the best rate itself."""
+def upper_edge(found: Window, answers: Answered | None = None) -> str:
+    """Return the upper edge of an own window in words; "" if that is the best rate itself.
+
+    Args:
+        found: the window of the NLL.
+        answers: of recall the share of right answers, whose window then counts.
+    """
+    what = "keeps half of the learning" if found.keeps_half else "costs < 5 %"
+    if answers is not None and answers.window is not None:
+        found, what = answers.window, f"keeps {100 * KEPT:g} % of the accuracy"
     if found.high.lr == found.best_lr:
         return ""
-    what = "keeps half of the learning" if found.keeps_half else "costs < 5 %"
     whys = {"open": ", the largest swept,", "unmeasured": ", the last with a result,"}
     rate = power(found.high.lr) if found.high.kind == "interpolated" else lr_text(found.high.lr)
     return f"up to {rate}{whys.get(found.high.kind, '')} {what}"
 
 
-def _compare_directly(claims: Sequence[Claim], kind: str) -> dict[frozenset[str], Claim]:
-    """Return the claims that compare two series by validation NLL, by both names.
+def _compare_directly(claims: Sequence[Claim], kind: str, column: str = VALIDATION) -> dict[frozenset[str], Claim]:
+    """Return the claims that compare two series by validation NLL or a share, by both names.
 
     Args:
         claims: all claims of the study.
         kind: first word of their test: "best" or "own".
+        column: the compared number's.
     """
     return {
         frozenset(claim.test[2:]): claim
         for claim in claims
-        if claim.test[:2] == (kind, VALIDATION) and claim.verdict not in ("no claim", "not judged")
+        if claim.test[:2] == (kind, column) and claim.verdict not in ("no claim", "not judged")
     }
 
 
@@ -237,9 +256,14 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     known = {name: each for name in series if name in ends and (each := found[name].median) is not None}
     if study.runs["lr"].nunique() == 1 or not known:
         return ""
-    said = [f"{what} ({', '.join(parts)})" for what, parts in _by_outcome(study, known).items()]
-    parts = [f"What ends the own windows, at the next rate swept: {'; '.join(said)}."] if said else []
-    opened = [name for name in known if ends[name][1].reason == "end of the grid"]
+    share, shown = recalled_share(study), {name: each.window for name, each in answered(study).items()}
+    judged = {name: shown.get(name) or each for name, each in known.items()}
+    which, worse_word = (
+        (f"windows of {share.name}", f"a lower {share.name}") if share else ("own windows", "a higher NLL")
+    )
+    said = [f"{what} ({', '.join(parts)})" for what, parts in _by_outcome(study, judged, worse_word).items()]
+    parts = [f"What ends the {which}, at the next rate swept: {'; '.join(said)}."] if said else []
+    opened = [name for name, each in judged.items() if _upper_end(study, name, each).reason == "end of the grid"]
     parts += [f"Not ended within the rates swept: {_list(opened)}."] if opened else []
     failed: dict[str, list[str]] = {}
     for name, each in known.items():
@@ -249,13 +273,23 @@ def breaks(study: Study, series: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _by_outcome(study: Study, known: Mapping[str, Window]) -> dict[str, list[str]]:
-    """Return by the runs' outcome at the first rates above the windows these rates, each with its series."""
+def _upper_end(study: Study, series: str, found: Window) -> End:
+    return end_at(study.of(series), found.high.outside_lr)
+
+
+def _by_outcome(study: Study, known: Mapping[str, Window], worse: str) -> dict[str, list[str]]:
+    """Return by the runs' outcome at the first rates above the windows these rates, each with its series.
+
+    Args:
+        study: the study.
+        known: the windows by series.
+        worse: what runs have that ended stable.
+    """
     found: dict[str, dict[float, list[str]]] = {}
     for name, each in known.items():
-        end = window_ends(study)[name][1]
+        end = _upper_end(study, name, each)
         if end.of:
-            outcome = _outcome(failure_at(study, name, each, end.lr))
+            outcome = _outcome(failure_at(study, name, each, end.lr), worse)
             found.setdefault(outcome, {}).setdefault(end.lr, []).append(name)
     return {
         outcome: [f"{_list(group)} at {lr_text(lr)}" for lr, group in sorted(rates.items())]
@@ -263,12 +297,12 @@ def _by_outcome(study: Study, known: Mapping[str, Window]) -> dict[str, list[str
     }
 
 
-def _outcome(failure: Failure) -> str:
-    """Return how runs at one rate failed, in the words of the first page's table, and how many only did worse."""
+def _outcome(failure: Failure, worse: str) -> str:
+    """Return how runs at one rate failed, in the words of the first page's table, and how many only did ``worse``."""
     sound, of = failure.of - failure.runs, plural(failure.of, "run")
     if not failure.runs:
-        return f"{sound} of {of} have a higher NLL"
-    more = f", {sound} {'has' if sound == 1 else 'have'} a higher NLL" if sound else ""
+        return f"{sound} of {of} have {worse}"
+    more = f", {sound} {'has' if sound == 1 else 'have'} {worse}" if sound else ""
     return f"{failure.runs} of {of} {failure.kind}{more}"
 
 

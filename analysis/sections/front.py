@@ -15,6 +15,7 @@ from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
+from analysis.numbers.recall import recalled_share
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
 from analysis.sections import alpha, curves, transfer
@@ -70,8 +71,14 @@ Find = Callable[[tuple[str, ...]], Picture | None]
 
 
 def list_first(study: Study) -> tuple[str, ...]:
-    """Return the names of the first page's figure, in order of preference; a study of sizes begins with the law."""
-    return ("transfer", *FIRST) if transfer.leads(study) else FIRST
+    """Return the names of the first page's figure, in order of preference.
+
+    A study of sizes begins with the law, one of recall with the share of right answers.
+    """
+    if transfer.leads(study):
+        return ("transfer", *FIRST)
+    share = recalled_share(study)
+    return (share.column.removeprefix("val_"), *FIRST) if share else FIRST
 
 
 def first_page(study: Study, find: Find, prefix: str) -> Pieces:

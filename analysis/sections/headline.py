@@ -13,15 +13,16 @@ from dataclasses import replace
 from analysis.claims.claim import sentence
 from analysis.drawing.tables import limits, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.measures import cell_at, spread_cell
+from analysis.measures import cell_at, percent_digits, spread_cell
 from analysis.numbers import optimizers
 from analysis.numbers.at_best_rate import Numbers, numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.first_failure import first_failure, share_lost, worse_failures
 from analysis.numbers.learning import LEARNED_LITTLE, unlearned_words
 from analysis.numbers.optimizers import compares_optimizers_alone
+from analysis.numbers.recall import Answered, answered, recalled_share
 from analysis.numbers.spread import FEW_RULE, FEWEST_FOR_MEDIANS, MEDIAN_RULE, Spread
-from analysis.numbers.windows import SeriesWindows, Window, explain_absence, outcomes, windows
+from analysis.numbers.windows import KEPT, SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.sections import prediction, transfer
 from analysis.sections.choice import answer_setting, choose, upper_edge
 from analysis.sections.sentences import UNDECIDED, sentences
@@ -133,10 +134,13 @@ def title(study: Study) -> str:
     """Return the question with its answer: the upper edges of the common windows, or of the own ones without these.
 
     A study of sizes has `transfer`'s question, one whose series have rates of their own that of `prediction`, one of a
-    single named setting that of `answer_setting`. Optimizers at rates of their own are ranked by their NLLs.
+    single named setting that of `answer_setting`. Optimizers at rates of their own are ranked by their NLLs. Recall is
+    answered by the share of right answers.
     """
     if transfer.leads(study):
         return transfer.title(study)
+    if recalled_share(study) and not prediction.leads(study):
+        return _title_of_recall(study)
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
     common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
@@ -201,6 +205,18 @@ def _title_of_one_rate(study: Study) -> str:
     return f"How well does {name} learn {place}? {said}"
 
 
+def _title_of_recall(study: Study) -> str:
+    """Return each series' share of right answers at its best rate, the largest first."""
+    best = {name: each.best.median for name, each in answered(study).items() if each.best.n}
+    ranked = sorted(best, key=lambda name: -best[name])
+    if len(study.series) == 1:
+        return f"How much does {ranked[0]} recall? {percent_digits(best[ranked[0]])} % of the answers"
+    said = [f"{name} {percent_digits(best[name])} %" for name in ranked[:NAMED]]
+    said += [f"{len(ranked) - NAMED} others less"] if len(ranked) > NAMED else []
+    lost = [name for name in study.series if name not in best]
+    return f"Which mechanism recalls? {', '.join(said)}{f'; without a result: {_list_or_count(lost)}' if lost else ''}"
+
+
 def _lowest_first(study: Study) -> list[tuple[float, str]]:
     """Return the best NLL and the name of each series that learned something, sorted."""
     found = {name: each.median for name, each in windows(study).items()}
@@ -246,37 +262,42 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     unit = ", rates in multiples of each optimizer's own" if study.is_in_multiples else ""
     others = len(study.series) - len(names)
     more = f"{spread_told([study])}{f' {others} further series: appendix.' if others else ''}"
-    rows = [rows_of(study, names)]
+    rows, share = [rows_of(study, names)], recalled_share(study)
     told = f"NLL: {wording.words(study).nll}."
-    return _table(f"Best learning rates{unit}", rows, told, limits(study, names, "its"), more)
+    return _table(f"Best learning rates{unit}", rows, told, limits(study, names, "its"), more, share and share.name)
 
 
 def comparison_table(studies: Sequence[Study]) -> Table:
     """Return the rows of `answer_table` for several studies, each under its name."""
-    found = []
+    found, shares = [], [recalled_share(study) for study in studies]
+    share = shares[0] if all(shares) else None
     for study in studies:
         names = best_series(study)
         unit = ": rates times each optimizer's own" if study.is_in_multiples else ""
         first = [Cell(names[0], f"{study.name}{unit}"), *(Cell(name) for name in names[1:])]
-        found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
+        rows = rows_of(study, names, is_recall=share is not None)
+        found.append([(cell, *row[1:]) for cell, row in zip(first, rows, strict=True)])
     texts = zip(*(limits(study, best_series(study), "its") for study in studies), strict=True)
     own, common = (" or ".join(dict.fromkeys(each)) for each in texts)
     counts = [(len(study.series) - len(best_series(study)), study.name) for study in studies]
     further = join_words(f"{number} further series of {name}" for number, name in counts if number)
     told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
     told += f" Not here: {further}." if further else ""
-    return _table("The studies side by side", found, told, (own, common), spread_told(studies))
+    more = spread_told(studies)
+    return _table("The studies side by side", found, told, (own, common), more, share and share.name)
 
 
-def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
+def rows_of(study: Study, names: Sequence[str], *, is_recall: bool | None = None) -> list[tuple[Cell, ...]]:
     """Return the cells of some series, a row each, in the columns of `answer_table`.
 
     Args:
         study: the study.
         names: the series.
+        is_recall: whether the share of right answers has its column, and the windows are its own; by default of recall.
     """
     numbers, common = numbers_of(study, {name: name for name in names}, {}), common_windows(study)
-    return [_row(study, numbers[name], common) for name in names]
+    shares = answered(study) if is_recall is not False else {}
+    return [_row(study, numbers[name], common, shares.get(name)) for name in names]
 
 
 RATIO, STEP = "α_max/α", "step"
@@ -304,9 +325,11 @@ def _table(
     told: str,
     limits_told: tuple[str, str],
     more: str,
+    share: str | None,
 ) -> Table:
     """Return a table of rows as in `rows_of`, without columns that have no value."""
-    header = ("mechanism", "best LR", "NLL", OWN, COMMON, FAILURE, RATIO, STEP)
+    shared = (f"{share} (%)", f"window of {share}") if share else (OWN, COMMON)
+    header = ("mechanism", "best LR", "NLL", *shared, FAILURE, RATIO, STEP)
     rows = [row for group in groups for row in group]
     kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
     names = [header[place] for place in kept]
@@ -316,9 +339,12 @@ def _table(
     brief = f"Own window (decades): {own}" + (f"; common: {common}." if COMMON in names else ".")
     closer = " Here 5 % of the NLL is more than half of the learning." if own.startswith("keeping") else ""
     windows_told = f"{brief}{closer} Windows of medians over seeds; differences named elsewhere are means over seeds."
+    if share:
+        brief = f"Window of {share} (decades): the rates that keep {100 * KEPT:g} % of the best {share}."
+        told = f"{told} {share.capitalize()}: the best over rates."
     parts = [
         told,
-        windows_told if OWN in names else "",
+        brief if share else windows_told if OWN in names else "",
         FAILURE_TOLD if FAILURE in names else "",
         "Step: time of a training step, by the runs’ own clocks." if STEP in names else "",
         RATIO_TOLD if RATIO in names else "",
@@ -330,7 +356,7 @@ def _table(
         tuple(names),
         tuple(tuple(row[place] for place in kept) for row in rows),
         widths=tuple(WIDTHS[place] for place in kept),
-        brief=brief if OWN in names else told,
+        brief=brief if share or OWN in names else told,
     )
 
 
@@ -338,30 +364,31 @@ def _step_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
-def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tuple[Cell, ...]:
+def _row(
+    study: Study, numbers: Numbers, common: dict[str, SeriesWindows], answers: Answered | None
+) -> tuple[Cell, ...]:
+    """Return the cells of one series; with ``answers`` its best share and its window in place of both of the NLL."""
+
+    def pair(own: Cell, beside: Cell) -> tuple[Cell, Cell]:
+        return (own, beside) if answers is None else (spread_cell(answers.best, percent_digits), own)
+
     series, found = numbers.series, windows(study)[numbers.series].median
     spread = Spread.of(numbers.step_s.values())
     last = (spread_cell(numbers.ratio, significant), Cell(_step_text(spread.median) if spread.n else "--"))
     if found is None:
         runs = study.of(series)
         why, has_failed = Cell(explain_absence(runs)), (runs["status"] == "diverged").any()
-        own_and_failure = (Cell("--"), Cell("--"), why) if has_failed else (why, Cell("--"), Cell("--"))
-        return (Cell(series), Cell("--"), Cell("--"), *own_and_failure, *last)
+        own, failure = (Cell("--"), why) if has_failed else (why, Cell("--"))
+        return (Cell(series), Cell("--"), Cell("--"), *pair(own, Cell("--")), failure, *last)
     nll_cell = cell_at(study, series, found.best_lr)
     word = unlearned_words(study)[series]
     best = Cell("--" if word == LEARNED_NOTHING else lr_text(found.best_lr))
     if word or found.has_one_rate:  # the less is learned, the wider a window
-        return (Cell(series), best, nll_cell, Cell(word or "--"), Cell("--"), Cell("--"), *last)
+        return (Cell(series), best, nll_cell, *pair(Cell(word or "--"), Cell("--")), Cell("--"), *last)
     beside = common[series].median if series in common else None
-    return (
-        Cell(series),
-        best,
-        nll_cell,
-        _window_cell(found),
-        Cell("--") if beside is None else _window_cell(beside),
-        Cell(_failure_text(study, series, found)),
-        *last,
-    )
+    own = found if answers is None or answers.window is None else answers.window
+    both = pair(_window_cell(own), Cell("--") if beside is None else _window_cell(beside))
+    return (Cell(series), best, nll_cell, *both, Cell(_failure_text(study, series, found)), *last)
 
 
 def _failure_text(study: Study, series: str, found: Window) -> str:
@@ -404,7 +431,7 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         return "; ".join(filter(None, parts))
     parts = [
         f"take {lr_text(found.best_lr)}{_end_of_grid(found)}",
-        f"{word} for a window" if word else upper_edge(found),
+        f"{word} for a window" if word else upper_edge(found, answered(study).get(series)),
     ]
     failure = first_failure(study, series, found)
     lost = None if failure or found.open_high else share_lost(study, series, found)

@@ -12,9 +12,10 @@ from analysis.measures import cell_at, outcome_of, rate_table
 from analysis.numbers.at_best_rate import Sensitivity, sensitivity
 from analysis.numbers.common_windows import common_windows, equal_share
 from analysis.numbers.learning import reasons_untrained, say_lacking, unlearned_words
+from analysis.numbers.recall import recalled_share
 from analysis.numbers.spread import Spread, interval
 from analysis.numbers.window_ends import EXPLAINED, window_ends
-from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, explain_absence, windows
+from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, explain_absence, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -60,12 +61,29 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         "LR; the two rates between which each lies; the range over single seeds. ≥: the window reaches the end of the "
         "sweep, or a rate without a result, and is a lower bound. A range a–b: the neighbouring rate diverged and the "
         f"edge lies in between."
-        f"{half}{ends}{reach}{guarded_note(study)}{oracle and f' {oracle}'}"
+        f"{half}{_say_narrow(study) if column == VALIDATION else ''}{ends}{reach}{guarded_note(study)}"
+        f"{oracle and f' {oracle}'}"
     )
     shared = ("equal share (decades)",) if equal else ()
     header = ("mechanism", "best LR", "best NLL", "own (decades)", "common (decades)", *shared, "own ends by")
     title = "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL"
     return Table(title, caption, header, rows)
+
+
+def _say_narrow(study: Study) -> str:
+    """Name the mechanisms of a study of recall whose seeds differ by more than 5 % of the best NLL; "" without any."""
+    share, lacking = recalled_share(study), reasons_untrained(study)
+    if share is None:
+        return ""
+    said = []
+    for name, each in windows(study).items():
+        if each.median is None or lacking[name]:
+            continue
+        seeds = Spread.of(outcomes(study, name).loc[each.median.best_lr])
+        if (allowed := each.median.threshold_nll - each.median.best_nll) < seeds.high - seeds.low:
+            said.append(f"{name} {power(allowed)} nats, seeds {seeds.low:.3f}–{seeds.high:.3f}")
+    told = f"5 % of the best NLL are less than seeds differ by ({'; '.join(said)}), so that such widths say little: see"
+    return f" {told} the windows of {share.name}." if said else ""
 
 
 def _equal_windows(study: Study) -> tuple[dict[str, float], dict[str, SeriesWindows]]:

@@ -9,12 +9,13 @@ from analysis.claims import layers, quantization, signals
 from analysis.claims.at_best_rate import say_best_nlls
 from analysis.claims.claim import Claim, count_compared, count_corrected, sentence, verdict_words
 from analysis.claims.judging import judge
-from analysis.claims.reference import BEYOND
+from analysis.claims.reference import BEYOND, COMMON, OWN
 from analysis.drawing.tables import limits
 from analysis.numbers.at_best_rate import numbers_of
 from analysis.numbers.common_windows import common_windows, rank_variants, shorten_variant
 from analysis.numbers.early_measurements import has_early
 from analysis.numbers.learning import reasons_untrained
+from analysis.numbers.recall import recalled_share
 from analysis.sections.prediction import conclusion
 from analysis.study.load import Study
 from analysis.words import join_words, plural, power, significant
@@ -22,6 +23,7 @@ from analysis.words import join_words, plural, power, significant
 NAMED = 4  # claims in a sentence
 AT_BEST = "At the best rates"  # begins the sentence on α_max, whose numbers the table has, too
 UNDECIDED = "Undecided"  # begins the sentence that counts the open comparisons
+OF_LOSS = (OWN, COMMON, BEYOND)  # comparisons by windows of the NLL: of recall 5 % of it are less than seeds differ by
 DECIDED = {"holds": "supported", "contradicted": "not supported"}
 
 
@@ -41,12 +43,16 @@ def sentences(study: Study, most: int = NAMED) -> list[str]:
     claims = [claim for claim in judged if claim.verdict != "not judged" and not layers.confirms_theorem(claim)]
     is_signal = {id(claim): claim.test[:1] == (signals.TEST,) for claim in claims}
     others = [claim for claim in claims if not is_signal[id(claim)] and claim.paper != quantization.PAPER]
-    compared = _say_supported(others, most, count_corrected(claims))
+    hidden = _count_by_loss(others) if recalled_share(study) else 0
+    if share := recalled_share(study):
+        others = [claim for claim in others if claim.about[0] not in OF_LOSS]
+        others.sort(key=lambda claim: claim.test[1:2] != (share.column,))
+    compared = _say_supported(others, most, count_corrected(claims), hidden)
     warned = _say_signals([claim for claim in claims if is_signal[id(claim)]])
     rounded = quantization.say_verdicts(judged)
     compared = compared or _say_apart(judged)
     optimizers = say_best_nlls(study) if study.is_in_multiples else ""  # at one rate for all, NLLs are read as usual
-    beyond = _say_beyond(claims, compared)
+    beyond = "" if recalled_share(study) else _say_beyond(claims, compared)
     said = (
         _say_ranking(study),
         optimizers,
@@ -71,20 +77,30 @@ def _say_ranking(study: Study) -> str:
     return f"{sentence(limits(study, study.series, '')[1])} up to {', '.join(named)}."
 
 
-def _say_supported(claims: list[Claim], most: int, number: int) -> str:
+def _count_by_loss(claims: list[Claim]) -> int:
+    return _number([claim for claim in claims if claim.about[0] in OF_LOSS and _is_decided(claim)])
+
+
+def _is_decided(claim: Claim) -> bool:
+    return claim.verdict in ("holds", "contradicted") and claim.n > 2
+
+
+def _say_supported(claims: list[Claim], most: int, number: int, hidden: int) -> str:
     """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision.
 
     Args:
         claims: the claims but those on signals.
         most: largest number of claims named.
         number: of comparisons that Holm's correction is for, those on signals included.
+        hidden: number of decided ones that the appendix alone has.
     """
     apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
     compared = [claim for claim in reversed(apart.values()) if claim.finding]
-    decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
+    decided = [claim for claim in compared if _is_decided(claim)]
     if decided:
         named = [_say_measured(claim) for claim in decided[:most]]
-        more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
+        left = len(decided) - len(named) + hidden
+        more = f"; {left} more: appendix" if left else ""
         counts = sorted({claim.n for claim in decided[:most]})
         return f"Established (n = {join_words(map(str, counts))}): {'; '.join(named)}{more}."
     near = [claim for claim in compared if claim.about[1]]
@@ -94,7 +110,8 @@ def _say_supported(claims: list[Claim], most: int, number: int) -> str:
     corrected = f" after correction for {number} comparisons" if number > 1 else ""
     found = f"{_say_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
-    return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+    besides = " is established besides those of the NLL's windows" if hidden else " is established"
+    return f"{seeds} difference between the mechanisms{besides}{corrected}. Nearest to it: {found}."
 
 
 def _say_beyond(claims: list[Claim], compared: str) -> str:

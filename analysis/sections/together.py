@@ -13,7 +13,7 @@ from analysis.drawing.pieces import Picture, Pieces, box, shown
 from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, Look, looks, lr_axis, panel_grid
 from analysis.numbers.windows import is_any_finite, outcomes
 from analysis.sections import headline, transfer
-from analysis.sections.choice import LOWEST, choose
+from analysis.sections.choice import HIGHEST, LOWEST, choose
 from analysis.sections.nll_figures import nll_limits, nll_line
 from analysis.sections.section import is_of_rates
 from analysis.study import wording
@@ -89,7 +89,8 @@ def _answers(studies: Sequence[Study]) -> list[str]:
 
 
 def _lowest(study: Study) -> list[str]:
-    return [text for text in choose(study) if text.startswith(LOWEST)]
+    """Return which series has the lowest NLL, of recall the highest accuracy."""
+    return [text for text in choose(study) if text.startswith((LOWEST, HIGHEST))]
 
 
 def curves(studies: Sequence[Study]) -> Figure | None:

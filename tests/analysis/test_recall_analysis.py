@@ -12,7 +12,12 @@ import pytest
 from analysis.claims import judging, recall
 from analysis.numbers.windows import share_windows
 from analysis.report import summary
-from analysis.sections import accuracy
+from analysis.sections import accuracy, nll
+from analysis.sections.choice import breaks, choose
+from analysis.sections.front import list_first
+from analysis.sections.headline import answer, answer_table, title
+from analysis.sections.sentences import sentences
+from analysis.sections.together import title as joint_title
 from analysis.study.load import load
 from stability.registry import Registry
 from tests.analysis.synthetic import write_study, write_table
@@ -131,3 +136,44 @@ def test_seeds_that_disagree_and_a_single_seed_decide_nothing(tmp_path):
 def test_of_another_objective_nothing_is_claimed(tmp_path):
     folder = write_recall(tmp_path, {"gla": LOW, "deltanet": HIGH}, objective="classify")
     assert recall.claims(load(folder)) == []
+
+
+def test_the_first_page_answers_by_accuracy(tmp_path):
+    """5 % of a loss of nearly 0 made windows of 0.04 decades, and "3 of 3 runs have a higher NLL" was of 99.7 %."""
+    study = load(write_recall(tmp_path, {"sa": (0.97, 0.98, 0.49), "sw": LOW, "deltanet": (0.5, 0.97, math.inf)}))
+    assert title(study) == "Which mechanism recalls? sa 98.1 %, deltanet 97.1 %, sw 40.1 %"
+    table = answer_table(study)
+    assert table.header == ("mechanism", "best LR", "NLL", "accuracy (%)", "window of accuracy", "first failure")
+    cells = {row[0].text: [cell.text for cell in row[3:]] for row in table.rows}
+    assert cells["sa"] == ["98.1", "1.0e-3–1.3e-2 (≥ 1.10)", "1e-1: 44 % lost"], "the NLL's is 0.01 decades wide"
+    assert cells["deltanet"][0] == "97.1" and "the rates that keep 95 % of the best accuracy" in table.caption
+    assert choose(study, is_long=True) == [
+        "Highest accuracy: sa at 1e-2 (sw and deltanet lower: supported); up to 1.3e-2 keeps 95 % of the accuracy."
+    ]
+    broken = "3 of 3 runs have a lower accuracy (sa and sw at 1e-1); 3 of 3 runs diverged (deltanet at 1e-1)."
+    assert breaks(study, study.series) == f"What ends the windows of accuracy, at the next rate swept: {broken}"
+    first = sentences(study)[0]
+    assert first.startswith("Established (n = 3): sw's best accuracy is 58.00 points lower") and "window" not in first
+    assert "sa: take 1e-2; up to 1.3e-2 keeps 95 % of the accuracy" in answer(study)
+    assert list_first(study)[0] == "accuracy" and "window of accuracy" in answer(study)
+
+
+def test_a_window_narrower_than_the_seeds_spread_is_called_so(tmp_path):
+    folder = write_recall(tmp_path, {"sa": HIGH, "sw": LOW})
+    narrow = (
+        "5 % of the best NLL are less than seeds differ by (sa 6.5e-3 nats, seeds 0.110–0.150), so that such widths"
+    )
+    assert "seeds differ by" not in nll.window_table(load(folder)).caption, "equal NLLs"
+    file = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(file)
+    runs["val_nll"] += 0.02 * runs["seed"]
+    write_table(file, "runs", runs.to_dict("records"))
+    assert narrow in nll.window_table(load(folder)).caption
+
+
+def test_studies_of_recall_share_the_question(tmp_path):
+    studies = [load(write_recall(tmp_path / name, {"sa": HIGH, "sw": LOW})) for name in ("a", "b")]
+    assert joint_title(studies).startswith("Which mechanism recalls? ") and joint_title(studies).count("sw 40.1 %") == 2
+    other = load(write_recall(tmp_path / "c", {"sa": HIGH, "sw": LOW}, objective="classify"))
+    assert "own window" in answer_table(other).header and "recalls" not in title(other)
+    assert title(load(write_recall(tmp_path / "d", {"sa": HIGH}))) == "How much does sa recall? 98.1 % of the answers"
