@@ -33,6 +33,7 @@ from stability.runs.words import LEARNED_NOTHING, Words
 LEAST_SHARE = 0.01
 SHARE_OF_MOST = 0.25
 LITTLE_SHARE = 0.05
+MOST_NAMED = 3  # series with little learning in one short sentence
 LEARNED_LITTLE = "learned too little"
 
 
@@ -167,6 +168,20 @@ def say_lacking(study: Study, lacking: Mapping[str, str] | Sequence[str]) -> str
         else:
             said.append(f"of {join_words(those)} {reason}")
     return join_words(said)
+
+
+def say_little(study: Study) -> str:
+    """Return a short sentence on the trained series with little learning, for the first page; "" if none."""
+    lacking = reasons_untrained(study)
+    trained = {name: Learned.of(study, each) for name, each in windows(study).items() if not lacking[name]}
+    found = {name: each for name, each in trained.items() if each.is_little}
+    if not found:
+        return ""
+    ends = dict.fromkeys(f"{100 * end(each.share for each in found.values()):.1f}" for end in (min, max))
+    names = join_words(found) if len(found) <= MOST_NAMED else f"{len(found)} series"
+    by, start = "" if len(found) == len(trained) else f" by {names}", next(iter(found.values())).start
+    whole = "NLL" if wording.words(study).in_nats else "loss"
+    return f"Little was learned beyond {start.name}{by}: {' to '.join(ends)} % of their {whole}."
 
 
 def little(named: dict[str, Learned]) -> str:

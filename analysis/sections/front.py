@@ -15,6 +15,7 @@ from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.ablations import ablations
 from analysis.numbers.common_windows import rank_variants
+from analysis.numbers.learning import say_little
 from analysis.numbers.recall import recalled_share
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.window_ends import shown_states
@@ -114,12 +115,13 @@ def _count_lines(texts: Sequence[str]) -> int:
 
 
 def _sentences(study: Study, most: int) -> list[str]:
-    """Return the choice, what breaks first, and the sentences that the terminal has, too.
+    """Return whether little was learned, the choice, what breaks first, and the sentences that the terminal has, too.
 
     Of more than `FEW_SERIES`, the table alone says what breaks first. ``most``: claims named in a sentence.
     """
     broken = breaks(study, study.series) if len(study.series) <= FEW_SERIES else ""
-    return list(filter(None, (" ".join(choose(study, is_long=True)), broken, *sentences(study, most))))
+    chosen = " ".join(choose(study, is_long=True))
+    return list(filter(None, (say_little(study), chosen, broken, *sentences(study, most))))
 
 
 def _make_table(study: Study) -> Table:

@@ -43,7 +43,7 @@ from analysis.sections.sentences import _say_signals, _say_supported, _say_undec
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs.words import LEARNED_NOTHING
-from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
+from tests.analysis.synthetic import UNIGRAM, quickstart_alpha, write_study, write_table
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
 
@@ -564,3 +564,20 @@ def test_a_report_drawn_anew_names_the_commits_that_trained_its_runs(tmp_path):
     own = {**by, "commit": record["provenance"]["commit"]}
     (folder / "study.json").write_text(json.dumps({**record, "trained_by": [own]}))
     assert "AMD" in provenance_line(load(folder)) and "its runs by" not in provenance_line(load(folder))
+
+
+def test_the_first_page_says_in_one_line_that_little_was_learned(tmp_path):
+    """The appendix alone said so, of models that had learned 4 % of the frequencies' NLL."""
+
+    def first_sentence(nlls, name):
+        front_page = next(iter(assembly.pieces(study_of(tmp_path / name, nlls), pages="short")))
+        (boxed,) = [each for each in front_page if isinstance(each, Boxed)]
+        return boxed.paragraphs[0]
+
+    few = {"sa": (3.4, 0.96 * UNIGRAM, 3.4, 3.9), "sc": (3.4, 0.97 * UNIGRAM, 3.4, 3.9)}
+    said = first_sentence(few, "few")
+    assert said == "Little was learned beyond token frequencies: 3.0 to 4.0 % of their NLL."
+    assert len(said) < front.LINE
+    apart = first_sentence({**few, "sc": (3.4, 0.9 * UNIGRAM, 3.4, 3.9)}, "apart")
+    assert apart == "Little was learned beyond token frequencies by sa: 4.0 % of their NLL."
+    assert first_sentence({"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)}, "much").startswith("Lowest NLL")
