@@ -39,6 +39,7 @@ from analysis.sections import (
     training_edge,
 )
 from analysis.sections import together as together_pages
+from analysis.sections.own_rates import name_rates
 from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study, load
 from analysis.study.once import once_per_study
@@ -110,7 +111,7 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
         if prefix:  # one of several studies: its pages are no first and second ones
             pages_in_front = tuple(each for each in pages_in_front if not isinstance(each, PageBreak))
         seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}
-        yield pages_in_front
+        yield name_rates(study, pages_in_front)
         compact: Pieces = (Compact(),) if pages == "short" else ()
         yield heading(APPENDIX) + (() if prefix else (Contents(),)) + compact
     left = [section for section in sections(study) if prefix and pages == "short" and _is_only_alone(section, study)]
@@ -119,7 +120,8 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
             continue
         drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
         body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
-        yield _abridge(section, study, drawn, body, seen) if pages == "short" else body
+        shown = _abridge(section, study, drawn, body, seen) if pages == "short" else body
+        yield name_rates(study, shown)
     if left:
         yield small(f"{ELSEWHERE}: {join_words(ONLY_ALONE[section] for section in left)}.")
 

@@ -19,6 +19,7 @@ from analysis.drawing.pieces import typst as as_typst
 from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
 from analysis.sections.headline import MOST_LINES, answer
+from analysis.sections.own_rates import name_in_table
 from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
 from analysis.words import join_words
@@ -117,7 +118,7 @@ def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]
     sections = [section for section in (*first, *contents.PRINTED_LAST) if section.applies(study)]
-    printed = [_to_text(part) for section in sections for part in section.tables(study, phases)]
+    printed = [_to_text(study, part) for section in sections for part in section.tables(study, phases)]
     return "\n\n".join(printed) + "\n"
 
 
@@ -140,10 +141,10 @@ def _typst(parts: Iterable[Pieces], folder: Path) -> str:
     return source
 
 
-def _to_text(part: typeset.Table | str) -> str:
-    """Return a table unchanged, or a paragraph in lines of 110 characters."""
+def _to_text(study: Study, part: typeset.Table | str) -> str:
+    """Return a table as text, or a paragraph in lines of 110 characters."""
     if isinstance(part, typeset.Table):
-        return part.text()
+        return name_in_table(study, part).text()
     part = visible(part, keep="\n")
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
 

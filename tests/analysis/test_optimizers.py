@@ -16,6 +16,7 @@ from analysis.claims.at_best_rate import QUANTITIES, difference
 from analysis.claims.at_best_rate import optimizers_reading as reading
 from analysis.drawing.pieces import Picture
 from analysis.drawing.style import RC
+from analysis.drawing.typeset import Table
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary
 from analysis.sections import alpha, headline
@@ -358,3 +359,20 @@ def test_the_sentences_say_whether_any_best_nll_is_told_apart(scaled, tmp_path):
     assert sentences(scaled)[0].startswith("NLL at the best rate, against adamw's seed by seed: higher of sgd +0.200")
     alike = load(write_scaled(tmp_path / "alike", valleys={**VALLEYS, "sgd": VALLEYS["adamw"]}))
     assert sentences(alike)[0].startswith("No best NLL is told apart from that of adamw after Holm's correction over")
+
+
+def test_axes_legends_and_headings_say_that_rates_are_multiples(tmp_path):
+    """They said "learning rate" and "LR", of multiples of two optimizers' own rates."""
+    study = load(write_scaled(tmp_path))
+    parts = [piece for part in assembly.pieces(study) for piece in part]
+    headings = {text for piece in parts if isinstance(piece, Table) for text in piece.header}
+    assert {"× own LR", "best × own LR"} <= headings and not {"LR", "best LR"} & headings
+    axes = [ax for piece in parts if isinstance(piece, Picture) for ax in piece.figure.axes]
+    labels = {axis.get_label_text() for ax in axes for axis in (ax.xaxis, ax.yaxis)}
+    assert "α, times own rate" in labels
+    legends = [legend for piece in parts if isinstance(piece, Picture) for legend in piece.figure.legends]
+    titles = {legend.get_title().get_text() for legend in legends}
+    assert "times own rate" in titles and not {"learning rate", "learning rate α"} & (labels | titles)
+    assert "\n× own LR " in summary(study)
+    other = [piece for part in assembly.pieces(load(write_study(tmp_path / "one", lrs=(1e-3, 1e-2)))) for piece in part]
+    assert any("best LR" in piece.header for piece in other if isinstance(piece, Table))
