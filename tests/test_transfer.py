@@ -87,7 +87,9 @@ def test_the_figure_for_a_paper_is_named_where_no_pdf_is_made(pool, words, figur
 def test_what_cannot_be_predicted_is_said_with_exit_code_0(pool, capsys):
     assert main(["name=[wide]", f"runs_dir={pool}", "target.width=256", "target.layers=12"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "sa mup at width 256 and layers 12: cannot predict: the sweep has layers 4 alone, the target 12." in text
+    assert (
+        "sa mup at width 256 and with 12 layers: cannot predict: the sweep has layers 4 alone, the target 12." in text
+    )
     assert "The best rate at width 128 is 1.6e-2." in text
 
 

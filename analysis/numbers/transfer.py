@@ -34,6 +34,7 @@ from analysis.study.reference import unlearned
 from analysis.words import join_words
 
 BASES = {"width": "base_width", "layers": "base_depth"}  # settings of a parametrization
+PLACES = {"width": "at width {}", "layers": "with {} layers", "steps": "after {} steps", "batch": "at batch {}"}
 STANDARD = "standard"
 LAW, SMALLEST, LAST = "law", "smallest size’s rate", "last size’s rate"  # rules of the back-test
 WIDEST_DECADES = 0.5  # half-width of a useful interval
@@ -239,9 +240,9 @@ class Group:
                 yield f"{number} values of {axis} make no law; {FEWEST_SIZES} are needed"
         for curve in self.curves:
             if curve.best.open:
-                yield f"at {self.describe(curve.size)} {curve.best.open}"
+                yield f"{self.locate(curve.size)} {curve.best.open}"
             elif curve.lack_of_gain:
-                yield f"at {self.describe(curve.size)} {curve.lack_of_gain}"
+                yield f"{self.locate(curve.size)} {curve.lack_of_gain}"
         if self.law is None:
             if not any(curve.best.open for curve in self.curves) and self.axes:
                 yield "sizes that grow together cannot be told apart"
@@ -268,7 +269,7 @@ class Group:
         trial = self.law_trial
         tried = [(self.curves[-1], trial)] if trial else []
         for curve, trial in [*tried, *self.axis_trials]:
-            place = f"at {self.describe(curve.size)}"
+            place = self.locate(curve.size)
             if math.isfinite(trial.half) and not trial.is_inside:
                 yield (
                     f"from the smaller sizes the law misses the best rate {place} by {trial.error:+.2f} decades (80 % "
@@ -304,6 +305,10 @@ class Group:
         """Return a size's varying values, e.g. ``"width 64"``."""
         return join_words(f"{AXES[axis]} {_number(size[axis])}" for axis in self.axes)
 
+    def locate(self, size: Size) -> str:
+        """Return a size's varying values as the end of a clause, e.g. ``"at width 64 and after 800 steps"``."""
+        return locate({AXES[axis]: size[axis] for axis in self.axes})
+
     def list_common_rates(self) -> list[float]:
         """Return the rates that every size has."""
         return sorted(set.intersection(*(set(curve.table.index) for curve in self.curves)))
@@ -331,6 +336,12 @@ def _extrapolate(curves: Sequence[Curve], values: Sequence[float], size: Size) -
 def _try(largest: Curve, rule: str, log_lr: float, half: float) -> Trial:
     regret = largest.regret(log_lr)
     return Trial(rule, log_lr, half, log_lr - largest.best.log_lr, regret, regret / abs(largest.best_nll))
+
+
+def locate(sizes: Mapping[str, float]) -> str:
+    """Return sizes, by their axes, as the end of a clause, e.g. ``"with 32 layers"``."""
+    found = (PLACES[axis].format(_number(value)).removesuffix("s" * (value == 1)) for axis, value in sizes.items())
+    return join_words(found)
 
 
 def _number(value: float) -> str:

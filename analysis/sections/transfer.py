@@ -29,6 +29,7 @@ from analysis.numbers.transfer import (
     compare_groups,
     find_groups,
     has_sizes,
+    locate,
 )
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.sections.transfer_figures import CAPTION, draw
@@ -39,7 +40,8 @@ from analysis.study.reference import references
 from analysis.words import join_words, plural, power, significant
 
 TITLE, NAME = "The best learning rate by size", "transfer"
-QUESTION = "Which learning rate at a larger size?"
+QUESTIONS = {"steps": "Which learning rate for longer training", "batch": "Which learning rate at a larger batch"}
+QUESTION = "Which learning rate at a larger size"  # of other sizes, or of several
 REST = "More of it is in the report."
 MOST_TITLED = 4  # groups with an answer in the title
 FEWEST_SHARED = 3  # rates that all sizes share, of a sensitivity
@@ -71,22 +73,22 @@ def title(study: Study) -> str:
 
 
 def title_of(groups: Sequence[Group]) -> str:
-    """Return the question with the answers of the first groups."""
+    """Return the question with the answers of the first groups; a size that all share is in the question."""
+    shown, axes = groups[:MOST_TITLED], {AXES[axis] for group in groups for axis in group.axes}
     rest = f"; {len(groups) - MOST_TITLED} further below" if len(groups) > MOST_TITLED else ""
-    return f"{QUESTION} {'; '.join(map(_say_briefly, groups[:MOST_TITLED]))}{rest}"
+    question = QUESTIONS.get("".join(axes), QUESTION)  # several names joined are no key
+    places = {locate(double(group)) for group in groups}
+    at = f", {places.pop()}" if len(places) == 1 else ""
+    return f"{question}{at}? {'; '.join(_say_briefly(group, has_place=not at) for group in shown)}{rest}"
 
 
-def _say_briefly(group: Group) -> str:
+def _say_briefly(group: Group, *, has_place: bool) -> str:
     target = double(group)
     found = group.predict(target)
     if found.reasons:
         return f"{group.name}: cannot predict"
     low, high = map(power, found.interval)
-    return f"{group.name}: {power(10**found.log_lr)} ({low} to {high}) at {_place(target)}"
-
-
-def _place(target: Mapping[str, float]) -> str:
-    return join_words(f"{axis} {value:,.0f}" for axis, value in target.items())
+    return f"{group.name}: {power(10**found.log_lr)} ({low} to {high}){f' {locate(target)}' if has_place else ''}"
 
 
 def sentences(study: Study) -> list[str]:
@@ -226,7 +228,7 @@ def describe_trials(group: Group) -> str:
     largest = group.curves[-1]
     tried = [_trial_text(trial) for trial in group.trials if trial.rule in (LAW, SMALLEST, LAST)]
     truth = largest.best.open or f"best {power(largest.best.lr)}"
-    place = f"{group.name} at {group.describe(largest.size)}"
+    place = f"{group.name} {group.locate(largest.size)}"
     return f"Back-test of {place} ({truth}), from the smaller sizes: {'; '.join([*tried, *_beside_text(group)])}."
 
 
@@ -258,16 +260,16 @@ def _loss_text(trial: Trial) -> str:
 def describe_prediction(group: Group, target: Mapping[str, float]) -> str:
     """Return the rate to take at a size, or why it cannot be predicted."""
     found = group.predict(target)
-    place = _place(target)
+    place = locate(target)
     if found.reasons:
         last = group.curves[-1]
-        rest = "" if last.best.open else f" The best rate at {group.describe(last.size)} is {power(last.best.lr)}."
-        return f"{group.name} at {place}: cannot predict: {'; '.join(found.reasons)}.{rest}"
+        rest = "" if last.best.open else f" The best rate {group.locate(last.size)} is {power(last.best.lr)}."
+        return f"{group.name} {place}: cannot predict: {'; '.join(found.reasons)}.{rest}"
     apart = ""
     if group.varies_apart:
         names = join_words(AXES[axis] for axis in group.axes)
         apart = f" No runs vary {names} together: their effects are taken to add up."
-    return f"{group.name} at {place}: {_prediction_text(group, found)}.{apart}"
+    return f"{group.name} {place}: {_prediction_text(group, found)}.{apart}"
 
 
 def _prediction_text(group: Group, found: Prediction) -> str:
@@ -276,8 +278,8 @@ def _prediction_text(group: Group, found: Prediction) -> str:
     if not math.isnan(found.edge):
         parts.append(f"up to about {power(10**found.edge)} costs < 5 %")
     elif open_at := [curve for curve in group.curves if math.isnan(curve.edge)]:
-        places = join_words(group.describe(curve.size) for curve in open_at)
-        parts.append(f"the upper edge is unknown, since at {places} no swept rate is too large")
+        places = join_words(group.locate(curve.size) for curve in open_at)
+        parts.append(f"the upper edge is unknown, since {places} no swept rate is too large")
     if not math.isnan(found.ratio):
         parts.append(f"α_max/α about {significant(found.ratio)}")
     return "; ".join(parts)
@@ -292,11 +294,12 @@ def describe_comparisons(groups: Sequence[Group]) -> str:
 def _comparison_text(found: Compared) -> str:
     low, high = found.bests.result.interval
     seeds = plural(found.bests.result.n, "seed")
-    within = f"95 %: {_percent(low)} to {_percent(high)}, {seeds}" if found.bests.result.n > 2 else seeds
-    place = found.reference.describe(found.size)
+    ends = f"{_percent(low).removesuffix(' %')} to {_percent(high)}"
+    within = f"95 %: {ends}, {seeds}" if found.bests.result.n > 2 else seeds
+    place = found.reference.locate(found.size)
     verdict = _verdict(found)
     return (
-        f"{found.other.name} against {found.reference.name} at {place}, each at its own best rate: NLL "
+        f"{found.other.name} against {found.reference.name} {place}, each at its own best rate: NLL "
         f"{_percent(found.bests.result.size[0])} ({within}): {verdict}."
     )
 

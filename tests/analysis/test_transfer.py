@@ -197,9 +197,9 @@ def test_laws_are_judged_and_the_next_doubling_is_predicted(tmp_path):
     assert found.log_lr == pytest.approx(-3.2) and found.reasons == ()
     assert found.interval[0] < 10**-3.2 < found.interval[1]
     question = assembly.question(study)
-    assert question.startswith("Which learning rate at a larger size?")
-    assert "sa mup: 1.0e-2 (7.1e-3 to 1.4e-2) at width 1,024" in question
-    assert "sa standard: 6.3e-4 (4.5e-4 to 8.9e-4) at width 1,024" in question
+    assert question.startswith("Which learning rate at a larger size, at width 1,024? ")
+    assert "sa mup: 1.0e-2 (7.1e-3 to 1.4e-2)" in question
+    assert "sa standard: 6.3e-4 (4.5e-4 to 8.9e-4)" in question
     said = " ".join(transfer.sentences(study))
     assert "sa standard at width 1,024: take 6.3e-4 (80 %: 4.5e-4 to 8.9e-4); up to about 2.7e-3 costs < 5 %" in said
     assert "sa mup at width 1,024: take 1.0e-2" in said
@@ -217,7 +217,7 @@ def test_mechanisms_at_two_sizes_are_compared_and_at_three_make_a_law(tmp_path, 
     assert next(piece.name for piece in front if isinstance(piece, Picture)) == ("nll" if is_compared else "transfer")
     assert assembly.first_figure(study) == ("nll.pdf" if is_compared else "transfer.pdf")  # what a sweep's end names
     alone = write_sizes(tmp_path / "alone", *words)
-    assert assembly.question(alone).startswith("Which learning rate at a larger size?")
+    assert assembly.question(alone).startswith("Which learning rate at a larger size, ")
 
 
 def test_a_back_test_stands_beside_rules_without_a_law(tmp_path):
@@ -266,7 +266,7 @@ def test_nlls_at_the_best_rates_are_compared_over_seeds_and_corrected_for_the_nu
     said = transfer.describe_comparisons([standard, Group(mup.name, tuple(curves))])
     assert said == (
         "sa mup against sa standard at width 512, each at its own best rate: NLL +0.7 % "
-        f"(95 %: {100 * interval[0]:+.1f} % to {100 * interval[1]:+.1f} %, 3 seeds): undecided."
+        f"(95 %: {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f} %, 3 seeds): undecided."
     )
     verdicts = [row[-1].text for row in transfer.comparison_table([standard, Group(mup.name, tuple(curves))]).rows]
     assert verdicts == ["higher", "undecided", "undecided"]
@@ -310,7 +310,8 @@ def test_what_cannot_be_predicted_has_its_reason(tmp_path, words, options, targe
     (group,) = find_groups([write_sizes(tmp_path, *words, **options)])
     found = group.predict(target)
     assert any(reason in each for each in found.reasons), found.reasons
-    assert f"{group.name} at " in (said := transfer.describe_prediction(group, target)) and "cannot predict: " in said
+    assert (said := transfer.describe_prediction(group, target)).startswith(f"{group.name} {transfer.locate(target)}: ")
+    assert "cannot predict: " in said
 
 
 def test_the_reason_against_a_law_is_said_once(tmp_path):
@@ -425,7 +426,7 @@ def test_each_of_two_sizes_is_held_out(tmp_path):
     tried = {held_out.size[::2]: trial.error for held_out, trial in broken.axis_trials}
     assert tried == {(256.0, 200.0): pytest.approx(0.0, abs=0.35), (64.0, 800.0): pytest.approx(-0.6)}
     reasons = broken.predict({"width": 512, "steps": 1600}).reasons
-    assert any("misses the best rate at width 64 and steps 800 by -0.60 decades" in each for each in reasons)
+    assert any("misses the best rate at width 64 and after 800 steps by -0.60 decades" in each for each in reasons)
 
 
 @pytest.mark.parametrize(
@@ -594,3 +595,19 @@ def test_a_report_of_studies_with_other_seeds_at_one_size_says_why_it_has_no_joi
     assert answers.paragraphs[-1].startswith("No joint law of the sizes: sizes and again both have sa at width 64")
     of_one_size = [replace(each, study=each.study | {"spec": {**each.spec, "vary": []}}) for each in (first, second)]
     assert not any("No joint law" in text for text in assembly.comparison(of_one_size)[0].paragraphs)
+
+
+@pytest.mark.parametrize(
+    ("axis", "question", "place"),
+    [
+        ("model.layers=[2,4,8]", "Which learning rate at a larger size", "with 16 layers"),
+        ("steps=[100,200,400]", "Which learning rate for longer training", "after 800 steps"),
+        ("batch=[4,8,16]", "Which learning rate at a larger batch", "at batch 32"),
+    ],
+)
+def test_a_size_is_said_in_words(tmp_path, axis, question, place):
+    """Pages said "at layers 32", and of longer training "at a larger size" and "at steps 1,600"."""
+    study = write_sizes(tmp_path, "objective=mlm", axis)
+    assert transfer.title(study).startswith(f"{question}, {place}? sa: ")
+    assert any(text.startswith(f"sa {place}: take ") for text in transfer.sentences(study))
+    assert transfer.locate({"layers": 1, "width": 1024}) == "with 1 layer and at width 1,024"
