@@ -49,7 +49,8 @@ def export_together(
     """
     studies = [load(study_dir) for study_dir in study_dirs]
     parts = [assembly.comparison(studies), assembly.together(studies)]
-    return _write(parts, Path(folder), has_long_captions, before=assembly.BEFORE)
+    data = " ".join(dict.fromkeys(map(source, studies)))
+    return _write(parts, Path(folder), has_long_captions, data, before=assembly.BEFORE)
 
 
 def export_paper(
@@ -74,7 +75,7 @@ def _write(
         parts: the pieces.
         folder: target folder.
         has_long_captions: as in `export`.
-        data: end of the captions, a study's data and objective.
+        data: end of the captions, data and objective of the studies.
         before: start of the file names.
     """
     written, taken = [], set()

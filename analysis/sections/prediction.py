@@ -15,7 +15,7 @@ from analysis.claims.claim import Claim
 from analysis.claims.prediction import EVENTS, TARGETS
 from analysis.drawing.pieces import Picture, Pieces, box, heading, paragraph, shown
 from analysis.drawing.style import RC
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.early_measurements import has_early, join_early_curves, join_early_runs
 from analysis.numbers.learning import reasons_untrained
@@ -86,14 +86,15 @@ def evidence(study: Study) -> Evidence:
     return Evidence([study])
 
 
-def _describe_studies(found: Evidence) -> str:
-    """Return the comparisons and each study's data."""
-    return " ".join(filter(None, (said.describe_sets(found.runs), *dict.fromkeys(map(source, found.studies)))))
+def _describe_comparisons(found: Evidence) -> str:
+    """Return the end of a caption: what is compared with what; "" without a comparison."""
+    sets = said.describe_sets(found.runs)
+    return f" {sets}" if sets else ""
 
 
 def tables_of(found: Evidence) -> list[Table]:
     """Return a table for each event and target with scores."""
-    told = _describe_studies(found)
+    told = _describe_comparisons(found)
     on_runs = (_run_tables(found.runs, scored, event, told) for event, scored in found.of_runs.items())
     on_curves = (_curve_tables(found.curves, scored, target, told) for target, scored in found.of_curves.items())
     return [table for tables in (*on_runs, *on_curves) for table in tables]
@@ -115,7 +116,7 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
         "control. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
         "0 lies inside. Medians of the recorded steps (own optimizer state unless said); loss and gradient norm: of as "
         "many training steps, up to k "
-        f"and from k to the horizon. Baselines below the α_max rows. {told}"
+        f"and from k to the horizon. Baselines below the α_max rows.{told}"
     )
     title = f"Which runs {EVENTS[event]}"
     yield from _tables(title, caption, scored, names, head, (POOLED, SAME_RATE))
@@ -144,7 +145,7 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
         + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
         + "One decade below divergence uses the outcome, the smallest rate that diverged in the end, and no predictor "
         "is compared with it. What broke by the horizon is left out of no curve: where α_max = α is read off the runs "
-        "that could still be measured, as the largest unbroken rate is. " + told
+        "that could still be measured, as the largest unbroken rate is." + told
     )
     title = f"What tells {TARGETS[target]}"
     yield from _tables(title, caption, scored, names, head, (POOLED,), is_of_curves=True)
@@ -226,12 +227,12 @@ def _beyond(each: Scored, best: Scored | None) -> Cell:
 
 def figures_of(found: Evidence) -> dict[str, Captioned]:
     """Draw the ROC curves and the ranks, if there are any."""
-    told = _describe_studies(found)
+    told = _describe_comparisons(found)
     drawn = {}
     if (roc := roc_figure(found.runs, found.of_runs)) is not None:
-        drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION} {told}")
+        drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION}{told}")
     if (ranks := rank_figure(found.curves, found.of_curves)) is not None:
-        drawn["prediction-ranks"] = Captioned(ranks, f"{RANKS_CAPTION} {told}")
+        drawn["prediction-ranks"] = Captioned(ranks, f"{RANKS_CAPTION}{told}")
     return drawn
 
 

@@ -43,7 +43,7 @@ from analysis.sections.sentences import _say_signals, _say_supported, _say_undec
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs.words import LEARNED_NOTHING
-from tests.analysis.synthetic import UNIGRAM, quickstart_alpha, write_study, write_table
+from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study, write_table
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
 
@@ -437,6 +437,8 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
         *(f"figures/together-studies.{suffix}" for suffix in ("pdf", "svg", "png")),
         *(f"tables/together-the-studies-side-by-side.{suffix}" for suffix in ("csv", "md", "tex", "parquet")),
     }
+    written = (tmp_path / "tables" / "together-the-studies-side-by-side.md").read_text("utf-8")
+    assert FINGERPRINT[:12] in written, "a table that stands alone names its data"
     assert assembly.comparison([other]) == ()
     assert assembly.joint_question([quick, other], "both") == (  # both answers are too long for one title
         "Which has the lowest NLL, and at which learning rate? quick: sc at 1e-2 (2.861); synthetic: gla at 1e-2 (1.900)",

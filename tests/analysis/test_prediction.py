@@ -257,6 +257,14 @@ def test_a_study_without_early_alpha_max_has_no_such_section(quickstart):
     assert not prediction.applies(quickstart)
 
 
+def test_captions_leave_the_data_s_fingerprint_to_the_first_page(known):
+    """Tables and figures of this section alone still had it, and the objective, at the end of each caption."""
+    found = prediction.evidence(known)
+    drawn = prediction.figures_of(found)
+    captions = [*(table.caption for table in prediction.tables_of(found)), *(each.caption for each in drawn.values())]
+    assert len(captions) > 3 and not [text for text in captions if "ingerprint" in text or "Objective:" in text]
+
+
 def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(known, unknown, quickstart):
     one = study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sa"]), "one")
     other = study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sc"]), "other")
