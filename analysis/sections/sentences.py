@@ -85,7 +85,7 @@ def _is_decided(claim: Claim) -> bool:
     return claim.verdict in ("holds", "contradicted") and claim.n > 2
 
 
-def _say_supported(claims: list[Claim], most: int, number: int, hidden: int) -> str:
+def _say_supported(claims: list[Claim], most: int, number: int, hidden: int = 0) -> str:
     """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision.
 
     Args:
