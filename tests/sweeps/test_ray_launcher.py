@@ -311,7 +311,7 @@ def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, ser
     assert ledger(trials) == expected
     assert {name.rpartition("/")[2] for name in expected} >= {"metrics.jsonl", "model.safetensors", "status.json"}
     owners = {trial.directory.status()["owner"]["pid"] for trial in trials}
-    assert len(owners) == 2 and os.getpid() not in owners
+    assert os.getpid() not in owners, "one worker may have taken both, where the other was slow to start"
 
 
 def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_the_ledger_does(
