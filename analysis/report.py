@@ -118,7 +118,7 @@ def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]
     sections = [section for section in (*first, *contents.PRINTED_LAST) if section.applies(study)]
-    printed = [_to_text(study, part) for section in sections for part in section.tables(study, phases)]
+    printed = [_to_text(name_in_table(study, part)) for section in sections for part in section.tables(study, phases)]
     return "\n\n".join(printed) + "\n"
 
 
@@ -141,10 +141,10 @@ def _typst(parts: Iterable[Pieces], folder: Path) -> str:
     return source
 
 
-def _to_text(study: Study, part: typeset.Table | str) -> str:
+def _to_text(part: typeset.Table | str) -> str:
     """Return a table as text, or a paragraph in lines of 110 characters."""
     if isinstance(part, typeset.Table):
-        return name_in_table(study, part).text()
+        return part.text()
     part = visible(part, keep="\n")
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
 

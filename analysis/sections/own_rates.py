@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -26,14 +27,14 @@ def name_rates(study: Study, pieces: Pieces) -> Pieces:
     for piece in pieces:
         if isinstance(piece, Picture):
             _name_axes(piece.figure)
-    return tuple(name_in_table(study, piece) if isinstance(piece, Table) else piece for piece in pieces)
+    return tuple(name_in_table(study, piece) for piece in pieces)
 
 
-def name_in_table(study: Study, table: Table) -> Table:
-    """Return a table with the unit of rates in its header; unchanged but for rates of each optimizer's own."""
-    if not study.is_in_multiples:
-        return table
-    return replace(table, header=tuple(HEADINGS.get(text, text) for text in table.header))
+def name_in_table(study: Study, piece: Any) -> Any:
+    """Return a table with the unit of rates in its header; all else, and other studies' tables, as they are."""
+    if not study.is_in_multiples or not isinstance(piece, Table):
+        return piece
+    return replace(piece, header=tuple(HEADINGS.get(text, text) for text in piece.header))
 
 
 def _name_axes(figure: Figure) -> None:
