@@ -44,7 +44,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Name files of the checkout that the built site lacks by their paths; a link would lead nowhere."""
+    """Name files of the checkout that the built site lacks by their paths; a link would lead nowhere.
+
+    Args:
+        markdown: the page.
+        page: its record in MkDocs.
+        config: MkDocs' settings.
+        files: all files of the site; not read.
+    """
     return replace_links(markdown, Path(config.docs_dir), page.file.src_uri)
 
 

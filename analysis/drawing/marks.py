@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.drawing.style import INK, LEGEND_ROW, MUTED, WIDTH_INCHES, Look, draw_legend, fitting_legend
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend
 from analysis.numbers.step_shares import DIVERGED
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -194,10 +194,7 @@ def mechanism_legend(
     handles += extras
     columns = legend_columns(handles, figure.get_figwidth() / WIDTH_INCHES)
     length = 2.2 if len({s.dashes for s in styles.values()}) == 1 else 3.6  # a marker hides a short line's gaps
-    rows = draw_legend(figure, handles, columns, handlelength=length, columnspacing=1.6)
-    # more than two rows would shrink the panels: the figure becomes taller instead
-    further = max(0, rows - ROWS_FORESEEN)
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
+    fitting_legend(figure, handles, columns, foreseen=ROWS_FORESEEN, handlelength=length, columnspacing=1.6)
 
 
 def legend_columns(handles: Sequence[Line2D], width: float = 1.0) -> int:

@@ -121,31 +121,22 @@ def panel_grid(
     return figure, axes[:number]
 
 
-def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
-    """Draw a legend above the panels; rows beyond those for ``most`` columns make the figure taller.
-
-    Args:
-        figure: the figure.
-        handles: the entries.
-        most: largest number of columns; fewer if they exceed the figure's width.
-        options: passed to matplotlib's legend.
-    """
-    further = draw_legend(figure, handles, most, **options) - math.ceil(len(handles) / most)
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
-
-
-def draw_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> int:
+def fitting_legend(
+    figure: Figure, handles: Sequence[Artist], most: int, *, foreseen: int | None = None, **options: Any
+) -> int:
     """Draw a legend above the panels, in rows of about one length that are read from left to right.
 
     Args:
-        figure: the figure.
+        figure: the figure, which further rows than those foreseen make taller.
         handles: the entries.
         most: largest number of columns; fewer if they exceed the figure's width.
+        foreseen: rows that its height has room for; by default those of ``most`` columns.
         options: passed to matplotlib's legend.
 
     Returns:
         The number of rows.
     """
+    foreseen = math.ceil(len(handles) / most) if foreseen is None else foreseen
     for widest in range(min(most, len(handles)), 0, -1):
         rows = math.ceil(len(handles) / widest)
         columns = math.ceil(len(handles) / rows)
@@ -155,6 +146,7 @@ def draw_legend(figure: Figure, handles: Sequence[Artist], most: int, **options:
         if widest == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
             break
         legend.remove()
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - foreseen))
     return rows
 
 

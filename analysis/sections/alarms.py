@@ -94,7 +94,7 @@ def sentences(study: Study) -> list[str]:
 
 
 def _say_recovered(study: Study) -> str:
-    """Return how many broken runs did not end broken, which the first page counts by their ends; "" for none."""
+    """Return how many broken runs ended otherwise; the first page counts runs by their ends. "" for none."""
     broke = breaks(study)["broke"]
     runs = study.runs[study.runs["run_id"].map(broke).eq(True)]
     ends = shown_states(runs)

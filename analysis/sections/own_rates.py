@@ -1,6 +1,6 @@
 """Name the unit of rates in a study whose optimizers have rates of their own: in axes, legends and column headings.
 
-Sections write "LR" and "learning rate", which their rates are not: each is a multiple of its optimizer's own.
+Sections write "LR" and "learning rate"; here each rate is a multiple of its optimizer's own.
 """
 
 from __future__ import annotations

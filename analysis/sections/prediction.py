@@ -87,7 +87,7 @@ def evidence(study: Study) -> Evidence:
 
 
 def _describe_comparisons(found: Evidence) -> str:
-    """Return the end of a caption: what is compared with what; "" without a comparison."""
+    """Return the end of a caption, on the groups that are compared; "" without a comparison."""
     sets = said.describe_sets(found.runs)
     return f" {sets}" if sets else ""
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import entry, legend_columns, mechanism_legend
-from analysis.drawing.style import RC, WIDTH_INCHES, Look, draw_legend
+from analysis.drawing.style import RC, WIDTH_INCHES, Look, fitting_legend
 from analysis.sections import connectivity_figures as connectivity
 from analysis.sections import curvature
 from analysis.sections.alpha import alpha_figures
@@ -29,7 +29,7 @@ def test_a_narrow_figure_has_fewer_columns_in_its_legend():
 def test_a_legend_of_several_rows_is_read_from_left_to_right(number, rows):
     """Nine entries in eight columns had the second one alone in the second row."""
     figure, labels = Figure(figsize=(20, 2), layout="constrained"), [f"{place}" for place in range(number)]
-    assert draw_legend(figure, [entry(label) for label in labels], 8) == rows
+    assert fitting_legend(figure, [entry(label) for label in labels], 8) == rows
     figure.draw_without_rendering()
     (legend,) = figure.legends
     places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
