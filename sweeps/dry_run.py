@@ -75,7 +75,8 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
         *spec.choices,
         f"study {spec.name}: "
         f"{count_runs(len(kinds))}{f' ({len(kinds) - missing.total()} of them finished)' if is_read else ''}, "
-        f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
+        f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}"
+        f"{f' from {spec.first_seed} on' if spec.first_seed else ''}",
         objective_line(spec),
         data_line(spec, corpus) if is_read else _stand_in_line(corpus),
         _training_line(plan),

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from stability.cli.declared import plain_default, read_attribute, read_settings
-from stability.config.ablation import value_text
+from stability.config.ablation import exact_text
 from stability.config.base import AXES, Settings
 from stability.config.curvature import CurvatureSpec
 from stability.config.parse import SPECS
@@ -94,11 +94,11 @@ def preset_words(group: str, name: str) -> dict[str, str]:
     listed, words = _load_yaml(f"{group}/{name}").get("defaults", []), {}
     for entry in listed:
         if isinstance(entry, dict):
-            words |= {key.removeprefix("override /"): value_text(choice) for key, choice in entry.items()}
+            words |= {key.removeprefix("override /"): exact_text(choice) for key, choice in entry.items()}
         elif not _is_generated(entry):
             words |= preset_words(group, entry)
     prefix = "" if group in GLOBAL else f"{group}."
-    return words | {f"{prefix}{key}": value_text(value) for key, value in flatten(preset_values(group, name))}
+    return words | {f"{prefix}{key}": exact_text(value) for key, value in flatten(preset_values(group, name))}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

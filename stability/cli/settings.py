@@ -20,7 +20,7 @@ from stability.cli.conf import (
 )
 from stability.cli.declared import REQUIRED, Kind, kind_of, meaning_of, read_attribute, read_settings
 from stability.cli.words import OF_EVERY_MODEL, SHORT
-from stability.config.ablation import Ablation, value_text
+from stability.config.ablation import Ablation, exact_text
 from stability.config.base import AXES, Settings
 from stability.config.groups import GROUPS, Group
 from stability.config.identity import family_of
@@ -201,4 +201,4 @@ def _default(field: FieldInfo) -> str:
 
 
 def _text(value: Any) -> str:
-    return "(required)" if value == REQUIRED else value_text(value) or '""'
+    return "(required)" if value == REQUIRED else exact_text(value) or '""'

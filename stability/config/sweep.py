@@ -66,7 +66,10 @@ class SweepSpec(AbstractRecipe):
     init: Annotated[WeightsSpec | None, BeforeValidator(parse_weights)] = Field(
         default=None, description="finished run whose weights every run starts from; init.source=null: none"
     )
-    seeds: int = Field(default=1, ge=1, le=1000, description="number of seeds, counted from 0")
+    seeds: int = Field(default=1, ge=1, le=1000, description="number of seeds, counted from first_seed")
+    first_seed: int = Field(
+        default=0, ge=0, description="lowest seed; above a known study's seeds it repeats that study with new draws"
+    )
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
         default={},
         validate_default=True,
@@ -242,6 +245,10 @@ class SweepSpec(AbstractRecipe):
             for _, choice in self.curves()
         )
 
+    def list_seeds(self) -> range:
+        """Return every run's seed, once each."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
     def kinds(self) -> tuple[tuple[str, RunSpec], ...]:
         """Return each of `curves` as (variant label, run).
 
@@ -273,7 +280,7 @@ class SweepSpec(AbstractRecipe):
             (label, kind.model_copy(update=shared | {"lr_peak": float(lr), "seed": seed}))
             for (label, kind), own in zip(self.kinds(), each, strict=True)
             for lr in own
-            for seed in range(self.seeds)
+            for seed in self.list_seeds()
         )
 
     def _vary(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -29,7 +29,7 @@ SWEEP, PRESET = "sweep", "study"
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Preset": ("study",),
     "What is compared": (*AXES, "precision", "ablate", "vary"),
-    "Learning rates": ("lr", "seeds"),
+    "Learning rates": ("lr", "seeds", "first_seed"),
     "Model": ("model", "ffn", "position", "linear", "cross", "init"),
     "Task and data": ("objective", "data"),
     "Training": ("steps", "batch", "microbatch", "clip_norm", "schedule", "compile", "cuda_graphs"),

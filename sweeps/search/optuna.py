@@ -39,10 +39,10 @@ class OptunaSearch:
     def __init__(self, spec: SweepSpec, fingerprint: str, slots: float, history: Mapping[str, Any]):
         assert isinstance(spec.search, SearchSpec)
         self._spec, self._search = spec, spec.search
-        bases = [(label, run) for label, run in spec.points(fingerprint) if run.seed == 0]
+        bases = [(label, run) for label, run in spec.points(fingerprint) if run.seed == spec.first_seed]
         batch = self._search.batch or max(1, int(slots) // (len(bases) * spec.seeds))
         by_tune = spec.launcher == "ray"
-        self._curves = [_Curve(run, self._search, spec.seeds, batch, by_tune) for _, run in bases]
+        self._curves = [_Curve(run, self._search, spec.list_seeds(), batch, by_tune) for _, run in bases]
         _require_used(self._search, [run.model_dump(mode="json") for _, run in bases])
         for curve in self._curves:
             curve.remember(history.get(curve.key, []))
@@ -76,7 +76,7 @@ class OptunaSearch:
 class _Curve:
     """The search of one kind of run: its rounds of points and the finished points' objectives."""
 
-    def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int, by_tune: bool):
+    def __init__(self, base: RunSpec, search: SearchSpec, seeds: range, batch: int, by_tune: bool):
         self._recipe, self._search, self._seeds, self._batch = base.model_dump(mode="json"), search, seeds, batch
         self._by_tune = by_tune
         self._space = tuple(dimension for dimension in search.space if has_field(dimension.path, self._recipe))
@@ -145,7 +145,7 @@ class _Curve:
 
     def _runs(self, values: Values) -> list[RunSpec]:
         recipe = replace_numbers(self._recipe, values)
-        return [parse_run(recipe | {"seed": seed}) for seed in range(self._seeds)]
+        return [parse_run(recipe | {"seed": seed}) for seed in self._seeds]
 
     def _propose(self, wanted: int) -> list[Values]:
         """Return up to ``wanted`` new points with valid recipes; fewer if the space is exhausted."""

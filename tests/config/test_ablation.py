@@ -11,6 +11,7 @@ import yaml
 
 from stability import sweep
 from stability.build import build_model
+from stability.config.ablation import exact_text
 from stability.config.identity import run_id
 from stability.models.backbone import num_parameters
 from stability.runs.results import collect
@@ -24,6 +25,13 @@ def variants(*words: str) -> list[tuple[str, str]]:
     """(mechanism, label) of every kind of run, in order."""
     points = read_spec("sweep", [*words]).points("data")
     return list(dict.fromkeys((run.mechanism.name, label) for label, run in points))
+
+
+@pytest.mark.parametrize("value", [0.1, -1e-3, 1e22, 4.361026750842233e-2, 1 / 3, 0.1 + 0.2, float("inf")])
+def test_a_number_is_written_shortly_and_read_back_as_the_same_number(value):
+    text = exact_text(value)
+    assert float(text) == value
+    assert len(text) <= len(repr(value))
 
 
 def test_each_setting_varies_alone_around_the_base_at_every_rate_and_seed():

@@ -24,6 +24,20 @@ from tests.reading import read_spec
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_a_repeated_study_takes_its_number_of_seeds_from_its_first_one_on():
+    words = ["mechanism=[sa,sc]", "lr=[1e-3,1e-2]", "seeds=3"]
+    seeds = {
+        first: [run.seed for _, run in read_spec("sweep", [*words, f"first_seed={first}"]).points("f" * 64)]
+        for first in (0, 5)
+    }
+    assert seeds == {0: [0, 1, 2] * 4, 5: [5, 6, 7] * 4}
+    known, new = (
+        {run_id(run) for _, run in read_spec("sweep", [*words, *more]).points("f" * 64)}
+        for more in ((), ("first_seed=5",))
+    )
+    assert not known & new
+
+
 def test_a_run_spec_survives_json_and_keeps_its_id(lab):
     spec = lab.spec(mechanism={"name": "mix", "pattern": ["sa", "sc"], "sc": {"window": 3}})
     again = parse_run(spec.model_dump(mode="json"))

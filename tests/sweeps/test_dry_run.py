@@ -116,6 +116,15 @@ def test_one_run_at_one_rate_and_seed_is_told_in_the_singular(tmp_path, monkeypa
     )
 
 
+def test_a_plan_says_which_seeds_it_has_where_they_do_not_begin_at_zero(tmp_path, monkeypatch):
+    cost = Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))
+    monkeypatch.setattr(
+        dry_run, "measure_costs", lambda plan, gpu: dict.fromkeys((kind.name for kind in plan.kinds), cost)
+    )
+    spec, _ = make_sweep(tmp_path, "lr=1e-3", "seeds=3", "first_seed=5")
+    assert ", learning rate 0.001, 3 seeds from 5 on\n" in described(spec)
+
+
 def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path, monkeypatch):
     timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
     monkeypatch.setattr(

@@ -171,6 +171,19 @@ def test_every_seed_of_a_point_is_run_and_a_failed_one_is_not_told(tmp_path):
     assert None not in [row["score"] for row in sweep.study.read()["search"]]
 
 
+def test_the_points_of_a_search_have_the_sweeps_own_seeds(tmp_path):
+    words = ("mechanism=sc", "search=optuna", "search.num=2", "search.batch=2", "seeds=2", "first_seed=7")
+    seeds = []
+
+    def train(trial):
+        seeds.append(trial.spec["seed"])
+        yield from sweep.train(trial)
+
+    sweep = Sweep(tmp_path, *words)
+    sweep.run(train)
+    assert seeds == [7, 8, 7, 8]
+
+
 def test_a_space_with_few_points_ends_when_all_are_tried(tmp_path):
     sweep = Sweep(
         tmp_path,
