@@ -161,7 +161,7 @@ def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = (
     *panels, bars = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _window_bars(bars, study, found, common_windows(study, column), styles)
     lr_axis(bars, study.runs["lr"])
-    bars.set_xlabel("times each optimizer's own rate" if study.is_in_multiples else "learning rate")
+    bars.set_xlabel(wording.rate_axis(study))
     panels[len(panels) // 2].set_ylabel(outcome_of(study, column).axis)
     extras: dict[Any, Line2D] = {}
     for ax, own in zip(panels, groups, strict=True):

@@ -110,7 +110,7 @@ def curves(studies: Sequence[Study]) -> Figure | None:
             ax.axhline(unigram, color="#5b6470", linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         lr_axis(ax, study.runs["lr"], most=4)
         ax.set_title(wrap(study.name, 26), loc="left", fontweight="bold")
-        ax.set_xlabel("times each optimizer's own rate" if study.is_in_multiples else "learning rate")
+        ax.set_xlabel(wording.rate_axis(study))
     axes[0].set_ylabel("validation NLL (nats)" if all(map(wording.nats, drawn)) else "validation loss")
     mechanism_legend(figure, styles)
     return figure

@@ -78,6 +78,11 @@ def reference_rates(study: Study) -> str:
     return f"{text}; LR and α_max are multiples of them" if study.is_in_multiples else text
 
 
+def rate_axis(study: Study) -> str:
+    """Return the label of an axis of learning rates that has the width of a page."""
+    return "times each optimizer's own rate" if study.is_in_multiples else "learning rate"
+
+
 def weights(study: Study) -> str:
     """Name the runs' initial weights; "" if each run draws its own from its seed."""
     asked = _part(study, "init")
