@@ -23,6 +23,7 @@ from stability.curvature.recorded import RecordedLoss
 Tensors = dict[str, Tensor]
 # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
 _CHUNK = 1 << 20
+_COMPILING = "torch._dynamo.eval_frame"  # the part of torch's compiler that runs compiled code
 
 
 def check_params(params: Mapping[str, Tensor]) -> Tensors:
@@ -187,8 +188,8 @@ class Objective:
             with disable_checkpointing():
                 return self.loss_fn(*args)
         # Compiled code must run as written here. Importing dynamo takes seconds, and code that compiled something has
-        # imported it already.
-        stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        # imported it already, with its parts; "torch._dynamo" itself may be a stand-in (`PostponedCompiler`).
+        stance = torch.compiler.set_stance("force_eager") if _COMPILING in sys.modules else nullcontext()
         with disable_checkpointing(), sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
 

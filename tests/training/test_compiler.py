@@ -45,6 +45,16 @@ except compiler.exc.Unsupported as refusal:
 """
 
 
+MEASURE = """
+from stability.curvature import RecordedLoss, directional
+params = {{name: param.detach() for name, param in model.named_parameters()}}
+loss = lambda at: torch.func.functional_call(model, at, (torch.ones(4, 3),)).square().sum()
+for each in (loss, RecordedLoss(loss)):
+    print(directional(each, params, params, "taylor").curvature.hex())
+print(f"{{COMPILER}}.config" in sys.modules)
+"""
+
+
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=True).stdout
 
@@ -54,6 +64,12 @@ def test_optimizers_take_the_same_steps_without_the_compiler():
     others, is_imported_there = run(TRAIN.format(is_postponed=False)).splitlines()
     assert weights == others
     assert (is_imported, is_imported_there) == ("False", "True")
+
+
+def test_curvature_is_measured_without_the_compiler():
+    *found, is_imported = run((TRAIN + MEASURE).format(is_postponed=True)).splitlines()[-3:]
+    assert is_imported == "False"
+    assert found == run((TRAIN + MEASURE).format(is_postponed=False)).splitlines()[-3:-1]
 
 
 def test_after_optimizers_the_compiler_compiles_and_refuses_their_functions_as_without_a_stand_in():
