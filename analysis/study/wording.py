@@ -79,7 +79,7 @@ def reference_rates(study: Study) -> str:
 
 
 def rate_axis(study: Study) -> str:
-    """Return the label of an axis of learning rates that has the width of a page."""
+    """Return the label of an axis of learning rates."""
     return "times each optimizer's own rate" if study.is_in_multiples else "learning rate"
 
 

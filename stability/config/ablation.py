@@ -150,17 +150,17 @@ def _find_index(own: Any, values: Sequence[Any]) -> int:
 
 def value_text(value: Any) -> str:
     """Write a value as labels and messages have it: 4, 0.1, true, null, [sa,sc]; a float with at most nine digits."""
-    return _written(value, lambda number: f"{number:.9g}")
+    return _write(value, lambda number: f"{number:.9g}")
 
 
 def exact_text(value: Any) -> str:
     """Write a value as a command line reads it, as the same value: a float with as many digits as that takes."""
-    return _written(value, lambda number: short if float(short := f"{number:.9g}") == number else repr(number))
+    return _write(value, lambda number: short if float(short := f"{number:.9g}") == number else repr(number))
 
 
-def _written(value: Any, write_float: Callable[[float], str]) -> str:
+def _write(value: Any, write_float: Callable[[float], str]) -> str:
     if isinstance(value, tuple | list):
-        return f"[{','.join(_written(item, write_float) for item in value)}]"
+        return f"[{','.join(_write(item, write_float) for item in value)}]"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return write_float(value) if isinstance(value, float) else str(value)
