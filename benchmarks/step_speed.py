@@ -10,7 +10,9 @@ Then, at nano and at N = 256, d = 128, a step with `sc` beside one with `sa`, ma
 "usual" is sc's step without `models.first_order`, as second derivatives need it; the three have the same batches.
 ``--sizes`` and ``--consensus`` choose; give no word after one of them to leave it out. ``--compiled nano`` prints the
 same two mechanisms with and without ``compile=true``, and the seconds of processor, this process's and the compiler's,
-of the first compiled step: with an empty cache, and again with the compiler's cache on disk.
+of the first compiled step: with an empty cache, and again with the compiler's cache on disk. ``--recorded sa sc``
+prints nano steps of mechanisms with and without the recording of their operations (`training.captured`), and from how
+many steps on it pays.
 
 They take turns of a few steps, and a ratio is of the same turn, bare over ours: tokens per second of ours over those of
 bare. On a CPU the seconds are those that the process computed, so that a machine that others use may be timed on. The
@@ -207,7 +209,11 @@ def compare_consensus(name: str, repeats: int, device: torch.device) -> float:
     with tempfile.TemporaryDirectory() as folder:
         loops = {
             loop: _training.replica(
-                {"mechanism": loop.split()[0], "objective": "mlm"}, size, repeats + 2, device.type, Path(folder)
+                {"mechanism": loop.split()[0], "objective": "mlm"},
+                size,
+                max(repeats + 2, step_module.RECORDED_FROM),  # as long runs, whose steps are recorded
+                device.type,
+                Path(folder),
             )
             for loop in ("sa", "sc", "sc usual")
         }
@@ -283,6 +289,44 @@ def compare_compiled(name: str, repeats: int, device: torch.device) -> None:
         print(f"{above} / {below}: {middle:.2f} ({low:.2f}-{high:.2f}), of best {best:.2f}")
 
 
+def compare_recorded(mechanism: str, repeats: int) -> None:
+    """Print the times of a nano step on a CPU, with and without recorded operations, and from which step on it pays.
+
+    Raises:
+        RuntimeError: a recorded step's row differs from the plain one's, or the step cannot be recorded.
+    """
+    objective = "mlm" if mechanism in ("sc", "mix") else "ar"
+    size, steps = CONSENSUS["nano"][0], max(repeats + 2, step_module.RECORDED_FROM)
+    loops, rows = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for loop, least in (("plain", steps + 1), ("recorded", 0)):
+            with mock.patch.object(step_module, "RECORDED_FROM", least):
+                parts = {"mechanism": mechanism, "objective": objective}
+                loops[loop] = _training.replica(parts, size, steps, "cpu", Path(folder))
+            rows[loop] = []
+
+        def advance(loop: str) -> None:
+            rows[loop].append(loops[loop].train_step(len(rows[loop]) + 1))
+
+        first: dict[str, list[float]] = {loop: [] for loop in loops}
+        for _ in range(2):  # steps of the recorded loop that are computed twice
+            for loop, seconds in first.items():
+                seconds.append(timed(partial(advance, loop), 1, torch.device("cpu")))
+        times = _training.interleaved({loop: partial(advance, loop) for loop in loops}, repeats - 2, "cpu")
+    if rows["plain"] != rows["recorded"] or loops["recorded"]._captured is None:
+        raise RuntimeError(f"{mechanism} is not recorded, or its recorded steps are not the plain ones")
+    plain, recorded = (1e3 * statistics.median(times[loop]) for loop in ("plain", "recorded"))
+    low, middle, high = statistics.quantiles(
+        [own / other for own, other in zip(times["recorded"], times["plain"], strict=True)], n=4
+    )
+    extra = 1e3 * sum(first["recorded"]) - 2 * recorded
+    print(
+        f"{mechanism:<16}{plain:>10.1f}{recorded:>10.1f}{middle:>10.2f}{f'{low:.2f}-{high:.2f}':>13}{extra:>12.0f}"
+        f"{extra / (plain - recorded) if plain > recorded else float('inf'):>12.0f}",
+        flush=True,
+    )
+
+
 def _processor_seconds() -> float:
     return sum(os.times()[:4])  # with those of children that have ended, such as the C++ compiler's
 
@@ -293,6 +337,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--consensus", nargs="*", default=list(CONSENSUS), choices=list(CONSENSUS))
     parser.add_argument("--compiled", nargs="*", default=[], choices=list(CONSENSUS))
+    parser.add_argument("--recorded", nargs="*", default=[], metavar="MECHANISM")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -312,6 +357,11 @@ def main() -> None:
         compare_consensus(name, arguments.repeats, device)
     for name in arguments.compiled:
         compare_compiled(name, arguments.repeats, device)
+    if arguments.recorded:
+        heads = "".join(f"{head:>10}" for head in ("plain", "recorded", "ratio"))
+        print(f"{'ms a step':<16}{heads}{'quartiles':>13}{'first, ms':>12}{'pays from':>12}")
+    for name in arguments.recorded:
+        compare_recorded(name, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stability.curvature._tape import Refused, Tape
 from stability.curvature._warnings import warn
+from stability.curvature.tape import Refused, Tape
 
 _AGREEMENT = 1e-3  # relative difference allowed between a run and the loss itself; both use the same kernels
 _MOST_MISSES = 3

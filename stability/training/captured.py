@@ -1,7 +1,8 @@
-"""A training step's forward and backward pass as a CUDA graph (``cuda_graphs=true``).
+"""A training step's forward and backward pass, recorded once and replayed without Python.
 
-A step of a small model is a few hundred kernels of microseconds, each launched from Python. A graph launches them all
-at once. Clipping, optimizer and logs remain outside it.
+A step of a small model is some hundred operations of microseconds, each called from Python. On CUDA a graph launches
+them all at once (``cuda_graphs=true``). On a CPU a `Tape` calls them one after the other, without autograd. Clipping,
+optimizer and logs remain outside.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from torch import Tensor, nn
 from stability.objectives import Examples
 
 WARM_UP = 2  # passes before the capture: kernels are compiled and libraries initialised in them
-MOST_SHAPES = 4  # each has a graph with activations of its own
+MOST_SHAPES = 4  # each has memory of its own for all activations
+MOST_RECORDED = 512 << 20  # bytes of a pass on a CPU, while it is recorded; larger ones gain less than 10 %
+COMPARED = 2  # first replays on a CPU, compared with the computation: of the batch that was recorded, and of the next
 
 Gradients = list[Tensor | None]
 # computes sums and gradients → (both in static memory, call that computes them anew in the same memory)
 Capture = Callable[[Callable[[], tuple[list[Tensor], Gradients]]], tuple[list[Tensor], Gradients, Callable[[], None]]]
+
+
+class Uncaptured(RuntimeError):
+    """The pass cannot be captured; the message says why."""
 
 
 def require_graphs(device: torch.device) -> None:
@@ -65,15 +72,13 @@ class CapturedBackward:
         The sums are overwritten by the next call.
 
         Raises:
-            RuntimeError: the batch has yet another shape, or the pass cannot be captured.
+            Uncaptured: the batch has yet another shape, or the pass cannot be captured.
         """
-        # A parameter in other memory than before, too, needs another graph.
+        # A parameter in other memory than before, too, needs another capture.
         key = (_shapes(examples), tuple(parameter.data_ptr() for parameter in self.parameters))
         if key not in self._recorded:
             if len(self._recorded) == MOST_SHAPES:
-                raise RuntimeError(
-                    f"cuda_graphs=true: batches of more than {MOST_SHAPES} shapes; use cuda_graphs=false"
-                )
+                raise Uncaptured(f"cuda_graphs=true: batches of more than {MOST_SHAPES} shapes; use cuda_graphs=false")
             self._recorded[key] = self._record(examples)
         recorded = self._recorded[key]
         for held, given in zip(_tensors(recorded.examples), _tensors(examples), strict=True):
@@ -102,7 +107,7 @@ def capture_on_cuda(
     """Record a computation as a CUDA graph; see `Capture`.
 
     Raises:
-        RuntimeError: it reads values on the host, or allocates there.
+        Uncaptured: it reads values on the host, or allocates there.
     """
     # torch's recipe: the passes before the capture run on a stream of their own
     stream = torch.cuda.Stream()
@@ -117,10 +122,57 @@ def capture_on_cuda(
             sums, gradients = run()
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise RuntimeError(
+        raise Uncaptured(
             f"cuda_graphs=true: this model's step cannot be captured ({reason}); use cuda_graphs=false"
         ) from error
     return sums, gradients, graph.replay
+
+
+def capture_on_cpu(
+    run: Callable[[], tuple[list[Tensor], Gradients]],
+) -> tuple[list[Tensor], Gradients, Callable[[], None]]:
+    """Record a computation's operations as a `Tape`; see `Capture`.
+
+    The first replays are compared with the computation itself, bit for bit.
+
+    Raises:
+        Uncaptured: as `Tape`, or a replay gives other bits; replays raise it, too.
+    """
+    from stability.curvature.tape import Refused, Tape  # short runs need none
+
+    absent: list[bool] = []
+
+    def run_flat(_: list[Tensor]) -> list[Tensor]:
+        sums, gradients = run()
+        absent[:] = [gradient is None for gradient in gradients]
+        return sums + [gradient for gradient in gradients if gradient is not None]
+
+    try:
+        tape = Tape(run_flat, [], MOST_RECORDED)
+    except Refused as error:
+        raise Uncaptured(str(error)) from error
+    # The tape's own are inference tensors, which an optimizer cannot change.
+    found = [_over_same_memory(tensor) for tensor in tape.outputs]
+    num_sums = len(found) - absent.count(False)
+    sums, given = found[:num_sums], iter(found[num_sums:])
+    gradients = [None if is_absent else next(given) for is_absent in absent]
+    left_to_compare = COMPARED
+
+    def replay() -> None:
+        nonlocal left_to_compare
+        if not tape.run([]):
+            raise Uncaptured("the code reads other numbers than before")
+        if left_to_compare:
+            left_to_compare -= 1
+            if not all(torch.equal(mine, own) for mine, own in zip(found, run_flat([]), strict=True)):
+                raise Uncaptured("a replay gave other numbers")
+
+    return sums, gradients, replay
+
+
+def _over_same_memory(tensor: Tensor) -> Tensor:
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def _tensors(examples: Examples) -> list[Tensor]:

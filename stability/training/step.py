@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
 from stability.config.training import GuardSpec
 from stability.corpora.base import AbstractCorpus
-from stability.models.passes import computing_in, differentiated_once, dropping, generator_for, in_mode
+from stability.models.passes import computing_in, differentiated_once, dropping, drops, generator_for, in_mode
 from stability.objectives import Examples, training_examples
 from stability.optimizers import Probing, TakingHessian, lr_factor, set_lr, use_averages
+from stability.training import captured
 from stability.training.devices import Devices, OneDevice, Sums
 from stability.training.evaluate import Validation
 from stability.training.machine import compile_model, prepare_torch
 from stability.training.signals import SHARE_OF_SEQUENCES, ActivationStatistics, BlockStatistics, Edge, Found
 
-if TYPE_CHECKING:
-    from stability.training.captured import CapturedBackward
+RECORDED_FROM = 100  # steps of a run that repay the recording of its operations
 
 
 class Replica:
@@ -47,12 +47,12 @@ class Replica:
         self.forward = compile_model(self.model) if spec.compile else self.model  # for training only
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
-        self._captured: CapturedBackward | None = None
-        if spec.cuda_graphs:
-            from stability.training.captured import CapturedBackward, require_graphs
-
-            require_graphs(device)
-            self._captured = CapturedBackward(self._captured_pass, self.parameters)
+        self._captured: captured.CapturedBackward | None = None
+        if spec.cuda_graphs or self._is_recordable():
+            if spec.cuda_graphs:
+                captured.require_graphs(device)
+            capture = captured.capture_on_cuda if spec.cuda_graphs else captured.capture_on_cpu
+            self._captured = captured.CapturedBackward(self._captured_pass, self.parameters, capture)
         self.validation = Validation(spec, corpus, self.objective, device)
         self.guard, self.keeper, self.clip_limit = Guard(spec.guards), Keeper(spec), spec.clip_limit
         self.statistics = BlockStatistics(self.model, self.devices.norms)
@@ -61,6 +61,18 @@ class Replica:
         self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
         self.scores: dict[str, float] = {}  # further scores of the last validation
+
+    def _is_recordable(self) -> bool:
+        """Return whether recording the backward pass's operations could pay, and nothing but tensors changes in it."""
+        spec = self.spec
+        return (
+            self.device.type == "cpu"
+            and isinstance(self.devices, OneDevice)
+            and spec.steps >= RECORDED_FROM
+            and not spec.compile
+            and not spec.plugins  # their code may count its calls
+            and not drops(self.model)
+        )
 
     def put(self, *, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
         """Set parameters and optimizer state.
@@ -240,9 +252,15 @@ class Replica:
     def _backward(self, examples: Examples, step: int) -> list[Tensor]:
         """Add the gradient of the batch's mean loss; return that loss, then the auxiliary one if any."""
         if self._captured is not None:
-            # A graph takes the generators' state from outside: plugins may draw, and dropout is refused.
-            with dropping(self.model, self.device, self.spec.seed, "train", step, 0):
-                return self._captured(examples)
+            try:
+                # A graph takes the generators' state from outside: plugins may draw, and dropout is refused.
+                with dropping(self.model, self.device, self.spec.seed, "train", step, 0):
+                    return self._captured(examples)
+            except captured.Uncaptured:
+                if self.spec.cuda_graphs:
+                    raise
+                self._captured = None
+                self.optimizer.zero_grad(set_to_none=True)
         return self._computed(examples, partial(dropping, self.model, self.device, self.spec.seed, "train", step))
 
     def _captured_pass(self, examples: Examples) -> list[Tensor]:

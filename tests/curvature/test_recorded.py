@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from stability.curvature import GradientWithGraph, RecordedLoss, directional, loss_along
-from stability.curvature._tape import Refused, Tape
+from stability.curvature.tape import Refused, Tape
 
 
 class Net(nn.Module):

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stability.curvature._jet import Jet
 
-# Bytes of all intermediate results while recording. Beyond it arithmetic outweighs dispatch, so nothing is gained.
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30  # beyond it arithmetic outweighs dispatch, so nothing is gained
 # Reads by Python that torch's dispatcher does not see: the code after them could take another branch.
 _UNSEEN = {getattr(Tensor, name) for name in ("tolist", "numpy", "__array__", "data_ptr", "storage", "__dlpack__")}
 _FILLED = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
@@ -65,8 +64,9 @@ class Operation:
 class Recorder(TorchDispatchMode):
     """List the operations on plain tensors, below second-order rules and autograd."""
 
-    def __init__(self, inputs: Sequence[Tensor]):
+    def __init__(self, inputs: Sequence[Tensor], most_bytes: int):
         super().__init__()
+        self.most_bytes = most_bytes
         self.inputs = {_storage(tensor) for tensor in inputs}
         self.own: set[int] = set()  # storages made while recording
         self.operations: list[Operation] = []
@@ -126,8 +126,8 @@ class Recorder(TorchDispatchMode):
         if tensor.is_complex() or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise Refused(f"a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}")
         self._num_bytes += tensor.untyped_storage().nbytes()
-        if self._num_bytes > MOST_BYTES:
-            raise Refused(f"intermediate results exceed {MOST_BYTES >> 20} MiB")
+        if self._num_bytes > self.most_bytes:
+            raise Refused(f"intermediate results exceed {self.most_bytes >> 20} MiB")
 
 
 class _Unseen(TorchFunctionMode):
@@ -145,6 +145,7 @@ class Tape:
     Args:
         function: called once, with copies of ``inputs``; returns a list of tensors.
         inputs: example inputs; a run takes other ones of the same shapes and dtypes.
+        most_bytes: largest sum of all intermediate results; all exist at once while recording.
 
     Attributes:
         outputs: results of the last run; the next one overwrites them.
@@ -155,9 +156,14 @@ class Tape:
         Refused: the function's operations may depend on more than the inputs' shapes.
     """
 
-    def __init__(self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]):
+    def __init__(
+        self,
+        function: Callable[[list[Tensor]], list[Tensor]],
+        inputs: Sequence[Tensor],
+        most_bytes: int = MOST_BYTES,
+    ):
         self.inputs = [tensor.detach().clone() for tensor in inputs]
-        recorder, python, numpy = Recorder(self.inputs), random.getstate(), _numpy_state()
+        recorder, python, numpy = Recorder(self.inputs, most_bytes), random.getstate(), _numpy_state()
         with _Unseen(), recorder:
             outputs = function(self.inputs)
         # numpy may be imported meanwhile
@@ -183,7 +189,8 @@ class Tape:
             and ``outputs`` are of no use.
         """
         with torch.inference_mode():
-            torch._foreach_copy_(self.inputs, list(inputs))
+            if self.inputs:
+                torch._foreach_copy_(self.inputs, list(inputs))
             try:
                 for call in self._calls:
                     call()
