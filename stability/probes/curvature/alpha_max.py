@@ -16,7 +16,6 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.parse import computed_parts_of
 from stability.config.parts import kernels_of_loss
 from stability.config.rules.kernels import require_alpha_max
-from stability.curvature.recorded import Recordings
 from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature import spectra
@@ -165,11 +164,10 @@ def _measure_steps(
 ) -> Iterator[None]:
     """Measure a checkpoint in each defined optimizer state and write the rows; yield after every step."""
     observe = spectra.critical_column(curvature.spectra) if "critical_lr" in curvature.measure else None
-    recordings: Recordings = {}
     rows, undefined, terms = [], [], {} if loaded is None else step_terms(loaded.spec.optimizer.name)
     for state in () if loaded is None else curvature.state:
         assert loaded is not None
-        probe = Probe(loaded, curvature, resolve_device(device), observe, recordings)
+        probe = Probe(loaded, curvature, resolve_device(device), observe)
         if not probe.defines(state):
             undefined.append(state)
             continue

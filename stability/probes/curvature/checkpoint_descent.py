@@ -19,7 +19,6 @@ from stability.config.settled import use_reference
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
-from stability.curvature.recorded import Recordings
 from stability.models.backbone import Backbone
 from stability.models.passes import computing_in, dropping, drops
 from stability.objectives import Examples, training_examples
@@ -31,15 +30,7 @@ from stability.training.machine import prepare_torch
 
 
 class Probe:
-    """A copy of a checkpoint, and its `Descent`.
-
-    Args:
-        loaded: the checkpoint.
-        curvature: the protocol.
-        device: where it is measured.
-        observe: as in `Descent`.
-        recordings: those of other probes of the same checkpoint, as in `RecordedLoss`.
-    """
+    """A copy of a checkpoint, and its `Descent`; ``observe`` as in `Descent`."""
 
     def __init__(
         self,
@@ -47,7 +38,6 @@ class Probe:
         curvature: CurvatureSpec,
         device: torch.device,
         observe: Callable[[Step], dict[str, Any]] | None = None,
-        recordings: Recordings | None = None,
     ):
         self.spec, self.corpus, self.curvature, self.device = loaded.spec, loaded.corpus, curvature, device
         spec, self._trainer = loaded.spec, loaded.trainer
@@ -67,7 +57,7 @@ class Probe:
         self.descent = Descent(
             params,
             self.optimizer,
-            RecordedLoss(self._loss_sum, recordings),
+            RecordedLoss(self._loss_sum),
             self._batch,
             curvature,
             lr=lr,
