@@ -14,6 +14,7 @@ from stability.registry import Registry
 from stability.training import captured
 from stability.training import step as step_module
 from stability.training.captured import CapturedBackward, Uncaptured, capture_on_cpu
+from stability.training.devices import shared
 from tests.training.test_captured import examples_of, line
 from tests.training.test_loop import final_weights, same
 
@@ -110,6 +111,15 @@ def test_a_resumed_run_of_recorded_steps_leaves_the_plain_run_s_files(lab, recor
 )
 def test_steps_that_may_differ_are_not_recorded(lab, recording, changes):
     assert lab.replica(lab.spec(**changes))._captured is None
+
+
+def test_a_pass_of_several_processes_is_not_recorded(lab, recording, monkeypatch):
+    """A recording computes the first steps twice: the helpers would wait for ever, or send to another step."""
+    monkeypatch.setattr(shared, "Helpers", lambda *_, **__: None)
+    spec = lab.spec(batch=4, microbatch=2)
+    assert lab.replica(spec)._captured is not None
+    devices = shared.SharedDevices(spec, lab.cache, torch.device("cpu"), 2)
+    assert lab.replica(spec, devices)._captured is None
 
 
 def test_a_short_run_is_not_recorded(lab, recording):
