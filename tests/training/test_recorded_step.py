@@ -233,3 +233,16 @@ def test_a_pass_that_draws_from_python_is_not_recorded():
     )
     with pytest.raises(Uncaptured, match="^random numbers are drawn$"):
         backward(examples_of(torch.ones(1, 2)))
+
+
+def test_a_pass_whose_numbers_are_checked_is_not_recorded():
+    """A singular matrix is an error in the plain pass; a replay would go on with NaN."""
+    matrix = torch.nn.Parameter(torch.eye(2))
+
+    def compute(examples):
+        total = torch.linalg.inv(matrix * examples.weights_BN).sum()
+        total.backward()
+        return (total.detach(),)
+
+    with pytest.raises(Uncaptured, match="checks numbers$"):
+        CapturedBackward(compute, [matrix], capture_on_cpu)(examples_of(torch.ones(1, 2)))
