@@ -226,6 +226,21 @@ def test_a_pass_that_python_changes_is_noticed(after):
         backward(batch)
 
 
+def test_a_gradient_that_only_a_later_pass_has_is_noticed():
+    parameters, calls = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)], []
+
+    def compute(examples):
+        calls.append(1)
+        total = (examples.weights_BN * parameters[0]).sum()
+        if len(calls) > 1:
+            total = total + 0 * parameters[1].sum()
+        total.backward()
+        return (total.detach(),)
+
+    with pytest.raises(Uncaptured, match="^a replay gave other numbers$"):
+        CapturedBackward(compute, parameters, capture_on_cpu)(examples_of(torch.ones(1, 2)))
+
+
 def test_a_pass_that_draws_from_python_is_not_recorded():
     parameters = [torch.nn.Parameter(torch.ones(2))]
     backward = CapturedBackward(
