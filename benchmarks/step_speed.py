@@ -11,8 +11,8 @@ Then, at nano and at N = 256, d = 128, a step with `sc` beside one with `sa`, ma
 ``--sizes`` and ``--consensus`` choose; give no word after one of them to leave it out. ``--compiled nano`` prints the
 same two mechanisms with and without ``compile=true``, and the seconds of processor, this process's and the compiler's,
 of the first compiled step: with an empty cache, and again with the compiler's cache on disk. ``--recorded sa sc``
-prints nano steps of mechanisms with and without the recording of their operations (`stability.training.captured`), and from how
-many steps on it pays.
+prints nano steps of mechanisms with and without the recording of their operations (`stability.training.captured`), and
+from how many steps on it pays.
 
 They take turns of a few steps, and a ratio is of the same turn, bare over ours: tokens per second of ours over those of
 bare. On a CPU the seconds are those that the process computed, so that a machine that others use may be timed on. The

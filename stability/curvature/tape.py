@@ -91,6 +91,8 @@ class Recorder(TorchDispatchMode):
             self.operations.append(Operation(func, args, kwargs, [], reads, set(), result))
         elif func._schema.is_mutable:
             self._add_write(func, args, kwargs, reads)
+        elif not func._schema.returns:  # its error alone counts, as of a singular matrix; a run would not raise it
+            raise Refused(f"{func} checks numbers")
         elif given and not {_storage(tensor) for tensor in given} <= reads:  # else views, which exist already
             for tensor in given:
                 self._check_new(tensor)

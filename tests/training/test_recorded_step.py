@@ -14,6 +14,7 @@ from stability.registry import Registry
 from stability.training import captured
 from stability.training import step as step_module
 from stability.training.captured import CapturedBackward, Uncaptured, capture_on_cpu
+from stability.training.devices import shared
 from tests.training.test_captured import examples_of, line
 from tests.training.test_loop import final_weights, same
 
@@ -110,6 +111,15 @@ def test_a_resumed_run_of_recorded_steps_leaves_the_plain_run_s_files(lab, recor
 )
 def test_steps_that_may_differ_are_not_recorded(lab, recording, changes):
     assert lab.replica(lab.spec(**changes))._captured is None
+
+
+def test_a_pass_of_several_processes_is_not_recorded(lab, recording, monkeypatch):
+    """A recording computes the first steps twice: the helpers would wait for ever, or send to another step."""
+    monkeypatch.setattr(shared, "Helpers", lambda *_, **__: None)
+    spec = lab.spec(batch=4, microbatch=2)
+    assert lab.replica(spec)._captured is not None
+    devices = shared.SharedDevices(spec, lab.cache, torch.device("cpu"), 2)
+    assert lab.replica(spec, devices)._captured is None
 
 
 def test_a_short_run_is_not_recorded(lab, recording):
@@ -216,6 +226,21 @@ def test_a_pass_that_python_changes_is_noticed(after):
         backward(batch)
 
 
+def test_a_gradient_that_only_a_later_pass_has_is_noticed():
+    parameters, calls = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)], []
+
+    def compute(examples):
+        calls.append(1)
+        total = (examples.weights_BN * parameters[0]).sum()
+        if len(calls) > 1:
+            total = total + 0 * parameters[1].sum()
+        total.backward()
+        return (total.detach(),)
+
+    with pytest.raises(Uncaptured, match="^a replay gave other numbers$"):
+        CapturedBackward(compute, parameters, capture_on_cpu)(examples_of(torch.ones(1, 2)))
+
+
 def test_a_pass_that_draws_from_python_is_not_recorded():
     parameters = [torch.nn.Parameter(torch.ones(2))]
     backward = CapturedBackward(
@@ -223,3 +248,16 @@ def test_a_pass_that_draws_from_python_is_not_recorded():
     )
     with pytest.raises(Uncaptured, match="^random numbers are drawn$"):
         backward(examples_of(torch.ones(1, 2)))
+
+
+def test_a_pass_whose_numbers_are_checked_is_not_recorded():
+    """A singular matrix is an error in the plain pass; a replay would go on with NaN."""
+    matrix = torch.nn.Parameter(torch.eye(2))
+
+    def compute(examples):
+        total = torch.linalg.inv(matrix * examples.weights_BN).sum()
+        total.backward()
+        return (total.detach(),)
+
+    with pytest.raises(Uncaptured, match="checks numbers$"):
+        CapturedBackward(compute, [matrix], capture_on_cpu)(examples_of(torch.ones(1, 2)))
