@@ -72,6 +72,7 @@ class Replica:
             and not spec.compile
             and not spec.plugins  # their code may count its calls
             and not drops(self.model)
+            and all(isinstance(part, nn.Parameter) for part in self.model.state_dict(keep_vars=True).values())
         )
 
     def put(self, *, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
