@@ -301,7 +301,7 @@ def _outcome(failure: Failure, worse: str) -> str:
     """Return how runs at one rate failed, in the words of the first page's table, and how many only did ``worse``."""
     sound, of = failure.of - failure.runs, plural(failure.of, "run")
     if not failure.runs:
-        return f"{sound} of {of} have {worse}"
+        return f"{sound} of {of} {'has' if sound == 1 else 'have'} {worse}"
     more = f", {sound} {'has' if sound == 1 else 'have'} {worse}" if sound else ""
     return f"{failure.runs} of {of} {failure.kind}{more}"
 

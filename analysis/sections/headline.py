@@ -178,7 +178,7 @@ def title(study: Study) -> str:
     for name in sorted(reached, key=lambda name: reached[name].high.lr):
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
     parts = [f"{_list_or_count(names)} to {place}" for (_, place), names in groups.items()]
-    return f"{question} {limit}? {join_words(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
+    return f"{question} {limit}? {join_words(parts)}{f'; {_list_or_count(never)} at no swept rate' if never else ''}"
 
 
 def _list_or_count(names: Sequence[str]) -> str:

@@ -246,6 +246,11 @@ def test_the_end_of_a_window_has_the_runs_and_kinds_of_the_table(tmp_path):
     assert "2 of 3 runs learned nothing or spiked, 1 has a higher NLL (sa at 1e-1)." in breaks(study, study.series)
 
 
+def test_the_only_run_at_the_end_of_a_window_has_a_verb_in_the_singular(tmp_path):
+    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 2.5)}, seeds=1)
+    assert breaks(study, study.series).endswith("at the next rate swept: 1 of 1 run has a higher NLL (sa at 1e-1).")
+
+
 def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     """From 2.0 to 3.14 of the token frequencies' 3.2: 1.14 / 1.2, 95 %."""
     study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.14), "sc": (2.2, 2.0, 2.01, 2.02)}, noise=(0.0, 0.0, 0.0))

@@ -75,7 +75,9 @@ def test_a_limit_of_half_the_learning_is_not_called_five_percent(tmp_path):
         tmp_path, mechanisms=("sa", "echo"), lrs=RATES, nll=lambda name, lr, _: nlls[name][RATES.index(lr)]
     )
     study, text = load(folder), " ".join(ending(folder).split())
-    assert title(study).endswith("pushed keeping half of sa’s learning? sa to between 1e-1 and 1e0; echo never")
+    assert title(study).endswith(
+        "pushed keeping half of sa’s learning? sa to between 1e-1 and 1e0; echo at no swept rate"
+    )
     assert "Own window (decades): keeping half of its learning; common: of sa's learning." in text
     assert "sa: take 1e-2; up to 3.2e-1 keeps half of the learning;" in text
     assert "Here 5 % of the NLL is more than half of the learning." in answer_table(study).caption
