@@ -397,7 +397,10 @@ def _failure_text(study: Study, series: str, found: Window) -> str:
     if failure is not None:
         return f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}"
     lost = share_lost(study, series, found)
-    return "none" if lost is None else f"{lr_text(lost[0])}: {100 * lost[1]:.0f} % lost"
+    if lost is None:
+        return "none"
+    lr, percent = lost[0], round(100 * lost[1])
+    return f"{lr_text(lr)}: {f'{percent} %' if percent else 'nothing'} lost"
 
 
 def _window_cell(found: Window) -> Cell:

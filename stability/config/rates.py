@@ -69,9 +69,8 @@ class LearningRates(Settings):
                 "lr.num=9"
             )
         if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
-            raise ValueError(
-                f"lr.values={list(self.values)} must be positive and distinct (numbers below 5e-324 are rounded to 0)"
-            )
+            rounded = "; a number below 5e-324 is rounded to 0" if 0 in self.values else ""
+            raise ValueError(f"lr.values={list(self.values)} must be positive and distinct{rounded}")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")
         if self.edge is not None and self.values is not None:

@@ -253,14 +253,15 @@ def test_the_only_run_at_the_end_of_a_window_has_a_verb_in_the_singular(tmp_path
 
 def test_no_failure_says_how_much_of_the_learning_is_lost(tmp_path):
     """From 2.0 to 3.14 of the token frequencies' 3.2: 1.14 / 1.2, 95 %."""
-    study = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.14), "sc": (2.2, 2.0, 2.01, 2.02)}, noise=(0.0, 0.0, 0.0))
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.14), "sc": (2.2, 2.0, 2.01, 2.02), "sw": (2.2, 2.0, 2.001, 2.002)}
+    study = study_of(tmp_path, nlls, noise=(0.0, 0.0, 0.0))
     table = answer_table(study)
     column = table.header.index("first failure")
-    assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "1e0: 2 % lost"]
+    assert [row[column].text for row in table.rows] == ["1e0: 95 % lost", "1e0: 2 % lost", "1e0: nothing lost"]
     assert "at 1e0, 95 % of the learning is lost" in " ".join(answer(study).split())
     assert breaks(study, study.series) == (
         "What ends the own windows, at the next rate swept: 3 of 3 runs have a higher NLL (sa at 1e-1). "
-        "Not ended within the rates swept: sc."
+        "Not ended within the rates swept: sc and sw."
     )
 
 
