@@ -16,6 +16,7 @@ from stability.curvature.tape import Refused, Tape
 
 _AGREEMENT = 1e-3  # relative difference allowed between a run and the loss itself; both use the same kernels
 _MOST_MISSES = 3
+_MOST_SHARED = 64 << 20  # bytes; a process holds them while it trains its next run, too
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RecordedLoss:
     Args:
         loss_fn: the loss, as in `directional`.
         shared: recordings to share with losses of the same operations, such as those of equal models. Those that read
-            tensors besides their arguments (buffers) are not shared.
+            tensors besides their arguments (buffers), or hold more than 64 MiB, are not shared.
     """
 
     def __init__(self, loss_fn: Callable[..., Any], shared: Recordings | None = None):
@@ -105,7 +106,8 @@ class RecordedLoss:
         except Refused:
             self._own[key] = None
             return function(*tree_unflatten(leaves, spec))
-        recordings = self._own if tape.externals else self._shared
+        num_bytes = tape.num_bytes + sum(each.nbytes for each in tape.inputs)
+        recordings = self._own if tape.externals or num_bytes > _MOST_SHARED else self._shared
         recordings[key] = _Recording(tape, list(results))
         return results
 

@@ -132,6 +132,13 @@ def test_buffers_are_read_anew_and_not_shared():
     assert not shared
 
 
+def test_a_recording_that_holds_much_memory_is_not_shared(monkeypatch):
+    monkeypatch.setattr("stability.curvature.recorded._MOST_SHARED", 7)  # the parameters alone have eight bytes
+    shared, w = {}, {"w": torch.tensor([1.0, 2.0])}
+    directional(RecordedLoss(lambda at: at["w"].square().sum(), shared), w, w, "taylor")
+    assert not shared
+
+
 def test_shared_recordings_are_compared_with_each_losss_own_numbers():
     shared, w, x = {}, {"w": torch.tensor([1.0, 2.0])}, torch.tensor([1.0, 3.0])
     for factor in (1.0, 2.0):  # the same operations, another constant

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
+from stability.config.run import RunSpec
 from stability.config.settled import use_reference
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
+from stability.curvature.recorded import Recordings
 from stability.models.backbone import Backbone
 from stability.models.passes import computing_in, dropping, drops
 from stability.objectives import Examples, training_examples
@@ -27,6 +30,8 @@ from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.training.checkpoint import MOVING
 from stability.training.machine import prepare_torch
+
+OF_ONE_RUN = {"seed": 0, "lr_peak": 1.0}  # values in place of those on which no operation of the loss depends
 
 
 class Probe:
@@ -57,7 +62,7 @@ class Probe:
         self.descent = Descent(
             params,
             self.optimizer,
-            RecordedLoss(self._loss_sum),
+            RecordedLoss(self._loss_sum, _recordings_of(_kind_of(spec), self._precision)),
             self._batch,
             curvature,
             lr=lr,
@@ -113,3 +118,14 @@ class Probe:
             model.eval()
         model = model.double()
         return lambda params, examples: objective.training_loss(model, examples, params)[:2]
+
+
+def _kind_of(spec: RunSpec) -> str:
+    """Return a run's settings as text, but for `OF_ONE_RUN`."""
+    return spec.model_copy(update=OF_ONE_RUN).model_dump_json()
+
+
+@lru_cache(maxsize=1)  # a worker measures one kind of run after the other
+def _recordings_of(kind: str, precision: Precision) -> Recordings:  # noqa: ARG001 - the cache's key
+    """Return the recorded losses of one kind of run (`_kind_of`), which its states, checkpoints and seeds share."""
+    return {}
