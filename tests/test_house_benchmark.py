@@ -215,19 +215,21 @@ def test_the_table_of_a_made_up_checkout(tmp_path):
     for package in (*house.PACKAGES, "tests"):
         (tmp_path / package).mkdir()
     (tmp_path / "stability" / "sweep.py").write_text(
-        "from sweeps.launch import run\n\ndef _sweep(spec):\n    return run(spec), spec\n"
+        "from sweeps.launch import run\n\ndef _sweep(spec):\n    return run(spec), spec\n\n"
+        "def _run(plan):\n    return run(plan)\n"
     )
     (tmp_path / "sweeps" / "launch.py").write_text("def run(spec):\n    return spec\n")
     (tmp_path / "tests" / "test_all.py").write_text("\n\n\n")
     counts = {"frames": 5, "frame_files": 4, "step": 3, "before": 2}
     rows = {row.name: row.value for row in [*house.static_rows(tmp_path), *house.run_rows(counts)]}
     assert rows == {
-        "source files / lines": "2 / 6",
+        "source files / lines": "2 / 9",
         "test lines": "3",
         "spec: moves / climbs in 3 events": "2 / 1",
         "spec: rooms in them": "2",
+        "plan: the same in 2": "1 / 0",
         "analysis lines / files": "0 / 0",
-        "functions of ≤ 3 body lines": "100.0 % of 2",
+        "functions of ≤ 3 body lines": "100.0 % of 3",
         "in 1,000 words of docstrings": "what 0.0, which 0.0, where 0.0",
         "docstrings / their words": "0 / 0",
         "public functions of ≥ 3 parameters with Args:": "0 + 0 inherited of 0",

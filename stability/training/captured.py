@@ -18,7 +18,7 @@ from stability.objectives import Examples
 
 WARM_UP = 2  # passes before the capture: kernels are compiled and libraries initialised in them
 MOST_SHAPES = 4  # each has memory of its own for all activations
-MOST_RECORDED = 512 << 20  # bytes of a pass on a CPU, while it is recorded; larger ones gain less than 10 %
+MOST_RECORDED = 512 << 20  # bytes of a pass on a CPU, while it is recorded
 COMPARED = 2  # first replays on a CPU, compared with the computation: of the batch that was recorded, and of the next
 
 Gradients = list[Tensor | None]

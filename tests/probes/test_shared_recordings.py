@@ -47,7 +47,11 @@ def test_one_recording_serves_all_states_checkpoints_and_seeds_of_a_kind_with_th
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mechanism": {"name": "sa", "softcap": 5.0}}, {"objective": {"name": "mlm", "z_loss": 1e-2}}, {"norm": "rmsnorm"}],
+    [
+        {"mechanism": {"name": "sa", "softcap": 5.0}},
+        {"objective": {"name": "mlm", "z_loss": 1e-2}},
+        {"norm": "rmsnorm"},
+    ],
 )
 def test_a_run_of_another_kind_is_recorded_anew(lab, tapes, changes):
     rows(lab.train(lab.spec()), lab)

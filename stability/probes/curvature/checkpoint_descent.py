@@ -126,6 +126,6 @@ def _kind_of(spec: RunSpec) -> str:
 
 
 @lru_cache(maxsize=1)  # a worker measures one kind of run after the other
-def _recordings_of(kind: str, precision: Precision) -> Recordings:  # noqa: ARG001 - the cache's key
+def _recordings_of(kind: str, precision: Precision) -> Recordings:
     """Return the recorded losses of one kind of run (`_kind_of`), which its states, checkpoints and seeds share."""
     return {}
