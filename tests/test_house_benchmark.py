@@ -227,7 +227,7 @@ def test_the_table_of_a_made_up_checkout(tmp_path):
         "test lines": "3",
         "spec: moves / climbs in 3 events": "2 / 1",
         "spec: rooms in them": "2",
-        "plan: the same in 2": "1 / 0",
+        "plan: moves / climbs in 2 events": "1 / 0",
         "analysis lines / files": "0 / 0",
         "functions of ≤ 3 body lines": "100.0 % of 3",
         "in 1,000 words of docstrings": "what 0.0, which 0.0, where 0.0",

@@ -399,8 +399,9 @@ def _failure_text(study: Study, series: str, found: Window) -> str:
     lost = share_lost(study, series, found)
     if lost is None:
         return "none"
-    lr, percent = lost[0], round(100 * lost[1])
-    return f"{lr_text(lr)}: {f'{percent} %' if percent else 'nothing'} lost"
+    percent = round(100 * lost[1])
+    share = f"{percent} %" if percent else "nothing"
+    return f"{lr_text(lost[0])}: {share} lost"
 
 
 def _window_cell(found: Window) -> Cell:

@@ -12,12 +12,12 @@ from stability.probes.curvature import checkpoint_descent
 from stability.probes.curvature.alpha_max import measure
 
 ONE_STATE = CurvatureSpec(warmup_batches=2, warmup_steps=1, recorded_steps=4, state=("checkpoint",))
-KINDS = 3  # gradient, Taylor terms, loss alone
+EVALUATIONS = 3  # gradient, Taylor terms, loss alone
 
 
 @pytest.fixture
 def tapes(monkeypatch):
-    """Recordings made since; the tests' checks of shapes draw random numbers, which no recording may."""
+    """Recordings made in a test; the tests' checks of shapes draw random numbers, which no recording may."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     checkpoint_descent._recordings_of.cache_clear()
     made, tape = [], recorded.Tape
@@ -36,13 +36,13 @@ def rows(directory, lab, curvature=ONE_STATE, **changes):
 def test_one_recording_serves_all_states_checkpoints_and_seeds_of_a_kind_with_the_same_bits(lab, tapes):
     first, other = (lab.train(lab.spec(lr_peak=lr, seed=seed)) for seed, lr in enumerate((3e-3, 1e-2)))
     rows(first, lab, state=("paper", "checkpoint"), phase="all")
-    assert len(tapes) == KINDS
+    assert len(tapes) == EVALUATIONS
     shared = rows(other, lab)
-    assert len(tapes) == KINDS
+    assert len(tapes) == EVALUATIONS
     checkpoint_descent._recordings_of.cache_clear()
     other.curvature_file("terminal").unlink()
     pd.testing.assert_frame_equal(shared, rows(other, lab), check_exact=True)
-    assert len(tapes) == 2 * KINDS
+    assert len(tapes) == 2 * EVALUATIONS
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_one_recording_serves_all_states_checkpoints_and_seeds_of_a_kind_with_th
 def test_a_run_of_another_kind_is_recorded_anew(lab, tapes, changes):
     rows(lab.train(lab.spec()), lab)
     rows(lab.train(lab.spec(**changes)), lab)
-    assert len(tapes) == 2 * KINDS
+    assert len(tapes) == 2 * EVALUATIONS
 
 
 def test_another_precision_is_recorded_anew(lab, tapes):
@@ -64,4 +64,4 @@ def test_another_precision_is_recorded_anew(lab, tapes):
     for precision in ("run", "float32"):
         run.curvature_file("terminal").unlink(missing_ok=True)
         rows(run, lab, precision=precision)
-    assert len(tapes) == 2 * KINDS
+    assert len(tapes) == 2 * EVALUATIONS

@@ -31,7 +31,7 @@ from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.training.checkpoint import MOVING
 from stability.training.machine import prepare_torch
 
-OF_ONE_RUN = {"seed": 0, "lr_peak": 1.0}  # values in place of those on which no operation of the loss depends
+OF_ONE_RUN = {"seed": 0, "lr_peak": 1.0}  # the loss's operations depend on neither, so a kind of run has these values
 
 
 class Probe:
