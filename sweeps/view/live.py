@@ -37,7 +37,7 @@ class LiveView:
         trials: the trials of the launch.
         num_skipped: number of trials already done.
         earlier: ended runs of the sweep; they count for the best result.
-        opening: line above the table until the first trial runs.
+        opening: line above the table until the first trial runs; in a log the first line.
         is_done: whether a trained trial has all measurements.
         console: the console.
         words: the objective's words.
@@ -77,6 +77,8 @@ class LiveView:
         self._began = self._polled_at = time.monotonic()
         if self._live:
             self._live.start()
+        elif self._opening:
+            print_line(self.console, self._opening)
         self._refresh()
         self._thread.start()
         return self

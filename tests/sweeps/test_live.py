@@ -232,6 +232,12 @@ def test_what_opens_the_table_goes_when_a_trial_runs(tmp_path):
     assert "starting" not in drawn(view)
 
 
+def test_a_log_says_what_is_waited_for_before_the_first_trial_runs(tmp_path):
+    console = plain_console()
+    with LiveView([fakes.make_trial(tmp_path)], opening="starting", console=console):
+        assert console.file.getvalue() == "starting\n"
+
+
 def test_the_table_refreshes_by_itself_while_the_launcher_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr("sweeps.view.live.POLL_S", 0.01)
     trial, console = fakes.make_trial(tmp_path), terminal(20)
