@@ -5,9 +5,11 @@ It then measures α_max, prints the tables and writes the PDF.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +75,7 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     ``values`` are a sweep's, not validated yet; the study's folder shows whether runs are left.
     """
     num_threads, settings = values.get("threads"), values.get("ray")
-    is_plan = values.get("launcher") != "ray" or values.get("dry_run")
+    is_plan = values.get("launcher") not in ("auto", "ray") or values.get("dry_run")
     if is_plan or not isinstance(num_threads, int) or not isinstance(settings, dict):
         return nullcontext()
     data = values.get("data")
@@ -84,11 +86,33 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     from stability.runs.study import StudyFolder
 
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
-    if study.file.exists() and all(run.finished for run in study.runs()):
+    num_left = sum(not run.finished for run in study.runs()) if study.file.exists() else None
+    if num_left == 0 or (values["launcher"] == "auto" and _runs_serially(values, num_left)):
         return nullcontext()
     from sweeps.launchers.ray import head as ray_head
 
     return ray_head.start_early(num_threads)
+
+
+def _runs_serially(values: dict[str, Any], num_left: int | None) -> bool:
+    """Return whether auto will probably become serial (`sweeps.requirements.choose_launcher`); no torch is imported.
+
+    A wrong answer costs seconds. ``num_left`` is the number of unfinished runs on record, None without a record.
+    """
+    from stability.config.base import AXES
+    from stability.config.launchers import RaySpec
+
+    settings = [values.get(key) for key in ("ray", "cpus_per_trial", "gpus_per_trial")]
+    has_gpu = values.get("device") != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
+    if has_gpu or settings != [RaySpec().model_dump(), None, "auto"]:
+        return False
+    search, lr = (each if isinstance(each := values.get(key), dict) else {} for key in ("search", "lr"))
+    if 2 * values["threads"] > (os.cpu_count() or 1):  # room for one run
+        return search.get("name") != "asha"
+    axes = [lr.get("values", lr.get("num")), *(values.get(key) for key in ("seeds", "precision", *AXES))]
+    sizes = [len(axis) if isinstance(axis, dict | list) else 1 if isinstance(axis, str) else axis for axis in axes]
+    is_one = not values.get("ablate") and not values.get("vary") and sizes == [1] * len(sizes)
+    return search == {"name": "none"} and not lr.get("edge") and (is_one or num_left == 1)
 
 
 def _sweep(spec: SweepSpec, argv: list[str]) -> int:
@@ -98,11 +122,14 @@ def _sweep(spec: SweepSpec, argv: list[str]) -> int:
     if spec.report and not spec.dry_run:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.plan.plan import Plan, data_line, objective_line
+    from sweeps.requirements import choose_launcher
     from sweeps.trial import make_trials
 
     plan = Plan.of(spec)
     print_notes(plan.notes)
     trials = make_trials(plan.spec, plan.points)
+    launcher = choose_launcher(plan.spec, trials)  # nothing below sees auto
+    plan = replace(plan, spec=plan.spec.model_copy(update={"launcher": launcher}))
     if spec.dry_run:
         from sweeps.dry_run import describe
 

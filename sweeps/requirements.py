@@ -1,14 +1,33 @@
-"""Refuse a sweep before it is on record if its launcher cannot run it, and count the trials that run at once."""
+"""Choose a sweep's launcher, refuse a sweep that it cannot run, and count the trials that run at once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+from stability.config.launchers import RaySpec
+from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.log import load_sink
-from sweeps.trial import Trial
+from sweeps.trial import Trial, is_done
+
+
+def choose_launcher(spec: SweepSpec, trials: Sequence[Trial]) -> str:
+    """Return the sweep's launcher; for ``auto`` serial if trials could only run one at a time on this CPU, else ray.
+
+    A setting of Ray's and an asynchronous `search=asha` choose ray, too.
+    """
+    if spec.launcher != "auto":
+        return spec.launcher
+    is_set = spec.ray != RaySpec() or spec.cpus_per_trial is not None or spec.gpus_per_trial != "auto"
+    is_asynchronous = isinstance(spec.search, AshaSpec) and not spec.search.waits("auto")
+    if is_set or is_asynchronous or gpus_per_trial(spec):
+        return "ray"
+    is_grid = spec.search is None and spec.lr.edge is None  # a search adds trials later
+    missing = (trial for trial in trials if not is_done(trial))
+    return "serial" if slots(spec) == 1 or (is_grid and len(list(islice(missing, 2))) < 2) else "ray"
 
 
 def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:

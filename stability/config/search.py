@@ -115,7 +115,7 @@ class AshaSpec(Settings):
         default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
     )
     synchronous: bool | None = Field(
-        default=None, description="whether a rung awaits all its runs; null: unless launcher=ray"
+        default=None, description="whether a rung awaits all its runs; null: if launcher=serial or slurm"
     )
 
     @property
@@ -125,7 +125,7 @@ class AshaSpec(Settings):
 
     def waits(self, launcher: str) -> bool:
         """Return whether a rung awaits all its runs."""
-        return launcher != "ray" if self.synchronous is None else self.synchronous
+        return launcher in ("serial", "slurm") if self.synchronous is None else self.synchronous
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
         """Return the rungs: the first times powers of the reduction, before the last step.

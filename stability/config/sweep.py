@@ -96,7 +96,10 @@ class SweepSpec(AbstractRecipe):
         description="whether the study of this name reports this command's runs alone; its other runs stay on record",
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="where the runs are executed")
+    launcher: Literal["auto", "serial", "ray", "slurm"] = Field(
+        default="auto",
+        description="where the runs are executed; auto: serial if only one could run at a time on this CPU, else ray",
+    )
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"
     )

@@ -16,7 +16,7 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
     [
         (
             ["slurm.partition=gpu"],
-            "slurm.partition=gpu is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out",
+            "slurm.partition=gpu is " + NONE_READS.format("slurm", "auto") + "add launcher=slurm, or leave it out",
         ),
         (
             ["launcher=serial", "slurm.cpus=2"],
@@ -24,7 +24,7 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
         ),
         (
             ["slurm.setup=[module]"],
-            "slurm.setup=('module',) is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out",
+            "slurm.setup=('module',) is " + NONE_READS.format("slurm", "auto") + "add launcher=slurm, or leave it out",
         ),
         (
             ["launcher=serial", "ray.address=auto"],

@@ -9,7 +9,7 @@ from stability.config.identity import run_id
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import prepare
 from sweeps.trial import Trial
-from tests.reading import read_spec
+from tests.reading import read_spec, replaced
 
 TINY = """
     data=text objective=mlm model.layers=2 model.width=16 model.heads=2 model.positions=16 batch=2 steps=12 evaluation.every_steps=6 evaluation.sequences=4
@@ -26,7 +26,8 @@ def make_sweep(folder: Path, *overrides: str, pool: str = "runs") -> tuple[Sweep
                 f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)
             )
         )
-    spec = read_spec("sweep", [*TINY.split(), f"data.path={text}", f"runs_dir={folder / pool}", *overrides])
+    words = [*TINY.split(), f"data.path={text}", f"runs_dir={folder / pool}"]
+    spec = read_spec("sweep", replaced(words, *overrides))
     corpus = prepare(spec.data, folder / pool / "cache")
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
     generation = spec.generate.model_dump(mode="json") if spec.generate else None

@@ -13,6 +13,7 @@ from stability.runs.sink import failure_file
 from sweeps import launch
 from sweeps import requirements as side_by_side
 from sweeps.launchers.slurm import launcher as slurm_launcher
+from tests.reading import replaced
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -196,6 +197,51 @@ def test_slots_are_what_the_cores_and_the_gpus_allow(tmp_path, monkeypatch, over
     monkeypatch.setattr(slurm_launcher, "num_gpus", lambda: gpus)
     spec, _ = make_sweep(tmp_path, *overrides)
     assert side_by_side.slots(spec) == expected
+
+
+ONE = ["mechanism=sc", "lr=1e-3"]
+TO_SEARCH = ["search.space.lr_peak=null", "search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cores", "gpus", "num_done", "expected"),
+    [
+        (ONE, 8, 0, 0, "serial"),
+        ([*ONE, "seeds=2"], 8, 0, 0, "ray"),
+        ([], 8, 0, 2, "ray"),
+        ([], 8, 0, 3, "serial"),
+        ([], 8, 0, 4, "serial"),
+        ([], 1, 0, 0, "serial"),
+        (["threads=5"], 8, 0, 0, "serial"),
+        (["threads=4"], 8, 0, 0, "ray"),
+        ([*ONE, "device=auto"], 8, 0, 0, "serial"),
+        ([*ONE, "device=auto"], 8, 1, 0, "ray"),
+        (ONE, 8, 1, 0, "serial"),  # device=cpu
+        ([*ONE, "ray.hang_s=60"], 1, 0, 0, "ray"),
+        ([*ONE, "ray.address=127.0.0.1:6379"], 1, 0, 0, "ray"),
+        ([*ONE, "cpus_per_trial=1"], 1, 0, 0, "ray"),
+        ([*ONE, "gpus_per_trial=0"], 1, 0, 0, "ray"),
+        (["search=asha"], 1, 0, 0, "ray"),
+        (["search=asha", "search.synchronous=true"], 1, 0, 0, "serial"),
+        (["search=asha", "search.synchronous=true"], 8, 0, 3, "ray"),
+        (["mechanism=sc", "lr=edge"], 8, 0, 9, "ray"),
+        (["mechanism=sc", "lr=edge"], 1, 0, 0, "serial"),
+        ([*ONE, "search=optuna", *TO_SEARCH], 8, 0, 0, "ray"),
+        ([*ONE, "search=optuna", *TO_SEARCH], 1, 0, 0, "serial"),
+        (["launcher=serial"], 8, 0, 0, "serial"),
+        (["launcher=ray", *ONE], 1, 0, 0, "ray"),
+        (["launcher=slurm", *ONE], 1, 0, 0, "slurm"),
+    ],
+)
+def test_auto_is_serial_where_runs_could_only_go_one_at_a_time_on_a_cpu(
+    tmp_path, monkeypatch, overrides, cores, gpus, num_done, expected
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(side_by_side, "_num_gpus", lambda: gpus)
+    spec, trials = make_sweep(tmp_path, *replaced(["launcher=auto"], *overrides))
+    for trial in trials[:num_done]:
+        trial.directory.set_status("stable", step=12, num_steps=12)
+    assert side_by_side.choose_launcher(spec, trials) == expected
 
 
 def test_a_real_sweep_resumes_bit_for_bit_after_an_interrupt(tmp_path):

@@ -20,6 +20,7 @@ from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.launchers.ray.private import join_private, make_access, require_loopback
 from sweeps.reaper import session
+from tests.reading import replaced
 from tests.sweeps import fakes
 
 # not by importing it: Ray reads the environment when it is imported
@@ -153,6 +154,20 @@ WORDS = ["data=text", f"data.path={__file__}", "mechanism=sa", "lr=[1e-3]", "nam
         (["launcher=ray", "dry_run=true"], None, False),
         (["launcher=ray", "ray.address=127.0.0.1:6379"], None, False),
         (["launcher=serial"], None, False),
+        ([], None, True),  # auto; two seeds
+        (["seeds=1"], None, False),
+        (["seeds=1", "precision=[float32,bf16]"], None, True),
+        (["seeds=1", "mechanism=[sa,sc]"], None, True),
+        (["seeds=1", "steps=[20,40]"], None, True),
+        (["seeds=1", "ablate.sa.temperature=[fixed,learned]"], None, True),
+        (["seeds=1", "lr=edge"], None, True),
+        (["seeds=1", "lr=range", "lr.num=1"], None, False),
+        (["seeds=1", "ray.hang_s=60"], None, True),
+        (["seeds=1", "gpus_per_trial=0"], None, True),
+        (["threads=3"], None, False),  # room for one run on four cores
+        (["threads=3", "search=asha", "lr=range"], None, True),
+        ([], "running", False),  # one is left on record
+        (["lr=edge"], "running", True),
         (["launcher=ray", "data.path=nowhere.txt"], None, False),  # which ends the sweep at once
     ],
 )
@@ -165,7 +180,8 @@ def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here
         for run in study.runs():
             run.set_status(state, step=1, num_steps=1)
     begun = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(ray_head, "_start", lambda *arguments: begun.append(arguments) or ExitStack())
-    with ray_begun_early(compose_values(SweepSpec, Invocation.of([*WORDS, f"runs_dir={tmp_path}", *words]))):
+    with ray_begun_early(compose_values(SweepSpec, Invocation.of(replaced([*WORDS, f"runs_dir={tmp_path}"], *words)))):
         pass
-    assert begun == ([(1, None)] if is_begun else [])
+    assert begun == ([(3 if "threads=3" in words else 1, None)] if is_begun else [])

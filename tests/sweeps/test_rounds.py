@@ -440,19 +440,19 @@ def test_asha_leaves_no_room_for_an_edge(tmp_path):
     )
 
 
-@pytest.mark.parametrize("launcher", ["serial", "slurm", "ray"])
+@pytest.mark.parametrize("launcher", ["auto", "serial", "slurm", "ray"])
 @pytest.mark.parametrize("synchronous", [None, True, False])
 def test_rungs_await_their_runs_wherever_ray_does_not_decide(tmp_path, launcher, synchronous):
     words = ["search=asha", "lr=range", f"launcher={launcher}"]
     words += [] if synchronous is None else [f"search.synchronous={str(synchronous).lower()}"]
-    if synchronous is False and launcher != "ray":
+    if synchronous is False and launcher in ("serial", "slurm"):
         with pytest.raises(
             ValueError, match=f"search.synchronous=false needs launcher=ray, and this is launcher={launcher}"
         ):
             Sweep(tmp_path, *words)
         return
     found = make_search(Sweep(tmp_path, *words).spec, "f" * 64, {})
-    is_asynchronous = launcher == "ray" and synchronous is not True
+    is_asynchronous = launcher in ("auto", "ray") and synchronous is not True
     assert isinstance(found, AsynchronousAsha if is_asynchronous else SynchronousAsha)
 
 

@@ -36,6 +36,7 @@ def graphs_are_of_one_device(sweep: SweepSpec) -> None:
 def settings_are_of_the_launcher(sweep: SweepSpec) -> None:
     """Refuse a setting ignored by the chosen launcher."""
     launcher = sweep.launcher
+    reader = "ray" if launcher == "auto" else launcher  # auto chooses ray for such a setting
     for owner, settings in (("ray", sweep.ray), ("slurm", sweep.slurm)):
         fields = type(settings).model_fields
         given = [
@@ -43,12 +44,12 @@ def settings_are_of_the_launcher(sweep: SweepSpec) -> None:
             for name in fields
             if getattr(settings, name) != fields[name].default
         ]
-        if given and launcher != owner:
+        if given and reader != owner:
             raise ValueError(
                 f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add "
                 f"launcher={owner}, or leave it out"
             )
-    if launcher == "ray":
+    if reader == "ray":
         return
     for name, value, default in (("cpu", sweep.cpus_per_trial, None), ("gpu", sweep.gpus_per_trial, "auto")):
         if value != default:

@@ -94,7 +94,7 @@ def search_fits_sweep(sweep: SweepSpec) -> None:
         )
     if not isinstance(search, SearchSpec) and num_rates < 2:
         raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
-    if isinstance(search, AshaSpec) and sweep.launcher != "ray" and not search.waits(sweep.launcher):
+    if isinstance(search, AshaSpec) and sweep.launcher in ("serial", "slurm") and not search.waits(sweep.launcher):
         raise ValueError(
             f"search.synchronous=false needs launcher=ray, and this is launcher={sweep.launcher}; add launcher=ray, or "
             "leave it out"
