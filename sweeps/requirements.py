@@ -17,13 +17,14 @@ from sweeps.trial import Trial, is_done
 def choose_launcher(spec: SweepSpec, trials: Sequence[Trial]) -> str:
     """Return the sweep's launcher; for ``auto`` serial if trials could only run one at a time on this CPU, else ray.
 
-    A setting of Ray's and an asynchronous `search=asha` choose ray, too.
+    A setting of Ray's and an asynchronous `search=asha` choose ray, too, and so do more threads than this machine has
+    cores, which ray refuses.
     """
     if spec.launcher != "auto":
         return spec.launcher
     is_set = spec.ray != RaySpec() or spec.cpus_per_trial is not None or spec.gpus_per_trial != "auto"
     is_asynchronous = isinstance(spec.search, AshaSpec) and not spec.search.waits("auto")
-    if is_set or is_asynchronous or gpus_per_trial(spec):
+    if is_set or is_asynchronous or gpus_per_trial(spec) or cpus_per_trial(spec) > (os.cpu_count() or 1):
         return "ray"
     is_grid = spec.search is None and spec.lr.edge is None  # a search adds trials later
     missing = (trial for trial in trials if not is_done(trial))

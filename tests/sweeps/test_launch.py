@@ -214,6 +214,7 @@ TO_SEARCH = ["search.space.lr_peak=null", "search.space.mechanism.sc.step_size={
         ([], 1, 0, 0, "serial"),
         (["threads=5"], 8, 0, 0, "serial"),
         (["threads=4"], 8, 0, 0, "ray"),
+        (["threads=9"], 8, 0, 0, "ray"),  # where it is refused
         ([*ONE, "device=auto"], 8, 0, 0, "serial"),
         ([*ONE, "device=auto"], 8, 1, 0, "ray"),
         (ONE, 8, 1, 0, "serial"),  # device=cpu
