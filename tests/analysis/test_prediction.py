@@ -329,7 +329,7 @@ def test_optimizers_of_one_study_are_not_compared_with_each_other(tmp_path):
     both = [
         each | {"optimizer": name, "alpha": factor * each["alpha"]}
         for name, factor, breaks in (("adamw", 1, lambda *_: False), ("sgd", 2, lambda *_: True))
-        for each in grid(knowing, breaks, val_nll=lambda m, lr, seed: 2.0 + (m == "sa"), mechanisms=["sa", "sc"])
+        for each in grid(knowing, breaks, val_nll=lambda m, lr, seed: 2.0 + (m == "sa") / 2, mechanisms=["sa", "sc"])
     ]
     study = study_of(both)
     assert prediction.evidence(study).of_runs["broke"] == []
@@ -339,6 +339,20 @@ def test_optimizers_of_one_study_are_not_compared_with_each_other(tmp_path):
         "the best learning rate cannot be ranked: it is the same for all 6 curves that can be compared" in text.lower()
     )
     assert "(2 such sets here)" in text
+
+
+def test_series_that_learned_nothing_or_too_little_are_not_asked_but_named():
+    """Frequencies reach 3.2: sw is above them, gla has a tenth of what the best learns."""
+    nll = {"sw": 3.4, "gla": 3.1}
+    runs = grid(knowing, breaks_beyond_edge, val_nll=lambda m, lr, seed: nll.get(m, 2.2))
+    found = prediction.evidence(study_of(runs))
+    assert list(dict.fromkeys(found.runs["mechanism"])) == ["sa", "sc", "mix"]
+    assert set(found.curves["mechanism"]) == {"sa", "sc", "mix"}
+    assert "Not here, since they learned too little: sw and gla." in found.told()
+    without = prediction.evidence(study_of([each for each in runs if each["mechanism"] not in nll]))
+    assert "too little" not in without.told()
+    pooled = [[each.scopes[POOLED].value for each in one.of_runs["broke"]] for one in (found, without)]
+    assert pooled[0] == pytest.approx(pooled[1], nan_ok=True)
 
 
 def test_only_runs_that_are_in_a_pair_count_and_the_sets_are_named():
