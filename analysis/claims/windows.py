@@ -51,6 +51,7 @@ ONE_RULE = (
     "By 5 % of the best NLL alone, which makes no verdict: the generative NLL of a model without learning is unknown, "
     "and with it the windows at an equal share of the learning."
 )
+SAME_RULE = "no second rule here, where half of the learning is the limit already (5 % of the NLL is more)"
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def window_claim(
     notes = [_explain(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
     if equal is not None:
         claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
+        if first.keeps_half and second.keeps_half:
+            claim, note = replace(claim, equal=SAME_RULE), f"At an equal share of what was learned: {SAME_RULE}."
         notes.insert(0, note)
     elif column != VALIDATION and claim.verdict in ("holds", "contradicted"):
         claim = replace(claim, verdict="no claim", p=math.nan, differences=())

@@ -318,6 +318,11 @@ class SeriesWindows:
     def seed_widths(self) -> tuple[float, ...]:
         return tuple(each.width for each in self.by_seed.values() if each is not None)
 
+    @property
+    def keeps_half(self) -> bool:
+        """Whether half of the learning is the limit that acts in every seed."""
+        return all(each.keeps_half for each in self.by_seed.values() if each is not None)
+
 
 @once_per_study
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:

@@ -97,6 +97,17 @@ def test_the_p_value_of_a_window_is_the_larger_of_both_rules(tmp_path):
     assert judged(study)["window"].p == max(rule.p for rule in rules) > min(rule.p for rule in rules)
 
 
+def test_where_half_of_the_learning_is_the_limit_already_no_second_rule_is_counted(tmp_path):
+    """Of 2.16 nats 0.16 were learned: half of it is less than 5 % of the NLL, 0.1."""
+    nll = vee({"sc": 0.05, "sa": 0.15})
+    study = study_of(tmp_path, mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.16)
+    claim = judged(study)["window"]
+    assert claim.verdict == "holds" and claim.equal.startswith("no second rule here")
+    assert f"At an equal share of what was learned: {claim.equal}." in claim.text
+    more = study_of(tmp_path / "b", mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.3)
+    assert "no second rule" not in judged(more)["window"].text
+
+
 def test_without_token_frequencies_there_is_no_share_and_generated_samples_have_none(tmp_path):
     study = study_of(tmp_path, lrs=FINE, mechanisms=("sa", "sc"))
     assert equal_share(replace(study, runs=study.runs.assign(unigram_nll=math.nan)), "sc", "sa") is None
