@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from analysis.claims.claim import (
     CONSENSUS,
@@ -179,9 +180,15 @@ def _difference(each: StepShares | Medians) -> str:
 
 
 def _hardest(found: Sequence[Found]) -> tuple[float, ...]:
-    """Return the differences closest to 0; these need the most seeds."""
+    """Return the differences with the mean closest to 0 in units of their spread; these need the most seeds."""
     known = [each.differences for _, each in found if each.differences and all(map(math.isfinite, each.differences))]
-    return min(known, key=lambda values: abs(sum(values)) / len(values)) if len(known) == len(found) else ()
+    return min(known, key=_distance) if len(known) == len(found) else ()
+
+
+def _distance(values: Sequence[float]) -> float:
+    """Return the distance of a mean from 0, in standard deviations."""
+    mean, spread = fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return abs(mean) / spread if spread else math.inf if mean else 0.0
 
 
 def _numbers(found: Sequence[Found]) -> str:

@@ -359,9 +359,10 @@ def test_of_several_comparisons_the_one_with_the_largest_p_value_decides(tmp_pat
     alpha = lambda m, lr, seed, state: [100.0] * stable[m][seed] + [1e-9] * (25 - stable[m][seed])  # noqa: E731
     study = study_of(tmp_path, alpha=alpha)
     claim = judged(study)["stable steps paper"]
-    least, most = (compare_stable_steps(study, "sc", name, "paper").result for name in ("mix", "sw"))
-    assert most.p > least.p and claim.p == pytest.approx(most.p)
+    least, most = (compare_stable_steps(study, "sc", name, "paper") for name in ("mix", "sw"))
+    assert most.result.p > least.result.p and claim.p == pytest.approx(most.result.p)
     assert claim.interval.endswith("points beyond sw") and claim.difference == "+31 points"
+    assert claim.differences == most.differences, "of which the number of seeds is"
 
 
 @pytest.mark.parametrize(
