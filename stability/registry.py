@@ -101,14 +101,18 @@ def _files(family: str) -> tuple[str, ...]:
 def near_misses(name: str, choices: tuple[str, ...], noun: str = "choices") -> str:
     """Return ``did you mean 'sc'? (choices: …)``: the closest choice, then all if they fit in a line.
 
+    The initials of several words come first: sa of self_attention.
+
     Args:
         name: what was given.
         choices: the names that exist.
         noun: what they are, before the colon.
     """
     near = difflib.get_close_matches(str(name), choices, cutoff=0.5)
+    initials = "".join(word[0] for word in re.findall(r"[a-z]+", str(name).lower()))
+    short = [choice for choice in choices if len(choice) > 1 and len(initials) > 1 and initials.startswith(choice)]
     longer = [choice for choice in choices if choice.startswith(f"{name}_")]
-    close = longer or [choice for choice in near if choice.startswith(str(name))] or near  # adam: adamw, not radam
+    close = short or longer or [choice for choice in near if choice.startswith(str(name))] or near  # adam: adamw, not radam
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
     listing = f"{noun}: {', '.join(shown) if shown else 'none'}"
     if not close:

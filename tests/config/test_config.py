@@ -104,6 +104,8 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
             "objective=mlm or score_entropy",
         ),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
+        ({"mechanism": {"name": "self-consensus"}}, r"no mechanism called 'self-consensus'; did you mean 'sc'\?"),
+        ({"mechanism": {"name": "sliding_window_attention"}}, r"did you mean 'sw'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),
         ({"mechanism": {"name": "mix", "pattern": ["sa", "sw", "sc"]}}, "3 entries for 2 layers"),
         ({"optimizer": {"name": "adamw", "beta1": 1.0}}, "optimizer.adamw.beta1=1.0: input should be less than 1"),
