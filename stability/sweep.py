@@ -5,7 +5,7 @@ It then measures α_max, prints the tables and writes the PDF.
 
 from __future__ import annotations
 
-import os
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -86,33 +86,32 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     from stability.runs.study import StudyFolder
 
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
-    num_left = sum(not run.finished for run in study.runs()) if study.file.exists() else None
-    if num_left == 0 or (values["launcher"] == "auto" and _runs_serially(values, num_left)):
+    runs = list(study.runs()) if study.file.exists() else []
+    num_ended = sum(run.finished for run in runs)
+    if 0 < num_ended == len(runs) or (values["launcher"] == "auto" and _runs_serially(values, num_ended)):
         return nullcontext()
     from sweeps.launchers.ray import head as ray_head
 
     return ray_head.start_early(num_threads)
 
 
-def _runs_serially(values: dict[str, Any], num_left: int | None) -> bool:
-    """Return whether auto will probably become serial (`sweeps.requirements.choose_launcher`); no torch is imported.
+def _runs_serially(values: dict[str, Any], num_ended: int) -> bool:
+    """Return whether auto will probably become serial (`sweeps.requirements.resolve_launcher`).
 
-    A wrong answer costs seconds. ``num_left`` is the number of unfinished runs on record, None without a record.
+    A wrong answer costs seconds. ``num_ended`` is the number of finished runs on record.
     """
     from stability.config.base import AXES
     from stability.config.launchers import RaySpec
 
     settings = [values.get(key) for key in ("ray", "cpus_per_trial", "gpus_per_trial")]
     has_gpu = values.get("device") != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
-    if has_gpu or settings != [RaySpec().model_dump(), None, "auto"]:
-        return False
     search, lr = (each if isinstance(each := values.get(key), dict) else {} for key in ("search", "lr"))
-    if 2 * values["threads"] > (os.cpu_count() or 1):  # room for one run
-        return search.get("name") != "asha"
+    is_grid = search == {"name": "none"} and not (lr.get("edge") or values.get("ablate") or values.get("vary"))
+    if has_gpu or not is_grid or settings != [RaySpec().model_dump(), None, "auto"]:
+        return False
     axes = [lr.get("values", lr.get("num")), *(values.get(key) for key in ("seeds", "precision", *AXES))]
     sizes = [len(axis) if isinstance(axis, dict | list) else 1 if isinstance(axis, str) else axis for axis in axes]
-    is_one = not values.get("ablate") and not values.get("vary") and sizes == [1] * len(sizes)
-    return search == {"name": "none"} and not lr.get("edge") and (is_one or num_left == 1)
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) - num_ended < 2
 
 
 def _sweep(spec: SweepSpec, argv: list[str]) -> int:
@@ -122,14 +121,13 @@ def _sweep(spec: SweepSpec, argv: list[str]) -> int:
     if spec.report and not spec.dry_run:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.plan.plan import Plan, data_line, objective_line
-    from sweeps.requirements import choose_launcher
+    from sweeps.requirements import resolve_launcher
     from sweeps.trial import make_trials
 
     plan = Plan.of(spec)
     print_notes(plan.notes)
     trials = make_trials(plan.spec, plan.points)
-    launcher = choose_launcher(plan.spec, trials)  # nothing below sees auto
-    plan = replace(plan, spec=plan.spec.model_copy(update={"launcher": launcher}))
+    plan = replace(plan, spec=resolve_launcher(plan.spec, trials))  # nothing below sees auto
     if spec.dry_run:
         from sweeps.dry_run import describe
 

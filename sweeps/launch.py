@@ -21,7 +21,7 @@ from stability.runs.sink import failure_file
 from stability.runs.study import StudyFolder
 from sweeps.launchers import Interrupt
 from sweeps.record import StudyRecord, words_of
-from sweeps.requirements import cpus_per_trial, require
+from sweeps.requirements import cpus_per_trial, require, resolve_launcher
 from sweeps.shared import hand_out, put_back_unless_begun
 from sweeps.trial import IsMeasured, RunTrial, Trial, is_done, run_trial, set_failed, tidy
 from sweeps.view.board import SweepConsole, print_line
@@ -107,7 +107,7 @@ def run(
             the study's files put back.
         ValueError: likewise.
     """
-    console = console or SweepConsole()
+    console, spec = console or SweepConsole(), resolve_launcher(spec, trials)
     done, say = partial(is_done, is_measured=is_measured), partial(print_line, console)
     unique = _prepare_trials(spec, trials)
     missing = [trial for trial in unique if not done(trial)]

@@ -8,27 +8,25 @@ from itertools import islice
 from typing import Any
 
 from stability.config.launchers import RaySpec
-from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.log import load_sink
 from sweeps.trial import Trial, is_done
 
 
-def choose_launcher(spec: SweepSpec, trials: Sequence[Trial]) -> str:
-    """Return the sweep's launcher; for ``auto`` serial if trials could only run one at a time on this CPU, else ray.
+def resolve_launcher(spec: SweepSpec, trials: Sequence[Trial]) -> SweepSpec:
+    """Return the spec with ``auto`` replaced: serial if one run of a grid is missing, on a CPU, else ray.
 
-    A setting of Ray's and an asynchronous `search=asha` choose ray, too, and so do more threads than this machine has
-    cores, which ray refuses.
+    A search adds runs later, so it chooses ray. So do settings of Ray's, and more threads than this machine has cores,
+    which ray refuses.
     """
     if spec.launcher != "auto":
-        return spec.launcher
+        return spec
     is_set = spec.ray != RaySpec() or spec.cpus_per_trial is not None or spec.gpus_per_trial != "auto"
-    is_asynchronous = isinstance(spec.search, AshaSpec) and not spec.search.waits("auto")
-    if is_set or is_asynchronous or gpus_per_trial(spec) or cpus_per_trial(spec) > (os.cpu_count() or 1):
-        return "ray"
-    is_grid = spec.search is None and spec.lr.edge is None  # a search adds trials later
+    is_grid = spec.search is None and spec.lr.edge is None
+    is_small = not gpus_per_trial(spec) and cpus_per_trial(spec) <= (os.cpu_count() or 1)
     missing = (trial for trial in trials if not is_done(trial))
-    return "serial" if slots(spec) == 1 or (is_grid and len(list(islice(missing, 2))) < 2) else "ray"
+    is_serial = is_grid and is_small and not is_set and len(list(islice(missing, 2))) < 2
+    return spec.model_copy(update={"launcher": "serial" if is_serial else "ray"})
 
 
 def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
@@ -78,8 +76,7 @@ def runs_here(spec: SweepSpec) -> bool:
     return {
         "serial": True,
         "slurm": spec.slurm.executor == "local",
-        "ray": spec.ray.address is None,
-    }[spec.launcher]
+    }.get(spec.launcher, spec.ray.address is None)
 
 
 def _require_hardware(name: str, trials: Sequence[Trial]) -> None:

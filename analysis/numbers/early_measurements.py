@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.numbers.at_best_rate import OWN_STATE, edges_of
+from analysis.numbers.learning import unlearned_words
 from analysis.numbers.step_shares import EARLIEST, recorded_steps
 from analysis.numbers.windows import windows
 from analysis.study.load import ENDED, Column, Frame, Study
@@ -106,9 +107,18 @@ def largest_first(studies: Iterable[Study]) -> list[Study]:
     return sorted(filter(has_early, studies), key=lambda study: (-len(study.runs), study.name))
 
 
+def list_untrained(study: Study) -> list[str]:
+    """Return the series that learned nothing or too little (`unlearned_words`); [] if all series did.
+
+    Their runs end on either side of a threshold by noise.
+    """
+    found = [name for name, word in unlearned_words(study).items() if word]
+    return found if len(found) < len(study.series) else []
+
+
 @once_per_study
 def early_runs(study: Study) -> Frame:
-    """Return a table with one row per run.
+    """Return a table with one row per run of the series that learned (`list_untrained` has the others).
 
     - ``study series mechanism seed lr status``. ``group``: study and series. ``curve``: group and seed. ``stratum``:
       study and its varying axes among `STRATUM`.
@@ -136,7 +146,7 @@ def early_runs(study: Study) -> Frame:
         frame[name.replace("critical_lr", "critical") + "_ratio"] = frame[name] / frame["lr"]
     frame["unstable"] = frame["status"] != STABLE
     frame["fate"] = _fates(frame)
-    return frame.reset_index(drop=True)
+    return frame[~frame["series"].isin(list_untrained(study))].reset_index(drop=True)
 
 
 def _read_measurements(study: Study) -> Frame:

@@ -320,8 +320,9 @@ class SeriesWindows:
 
     @property
     def keeps_half(self) -> bool:
-        """Whether half of the learning is the limit that acts in every seed."""
-        return all(each.keeps_half for each in self.by_seed.values() if each is not None)
+        """Whether half of the learning is the limit that acts in every seed with a window."""
+        known = [each.keeps_half for each in self.by_seed.values() if each is not None]
+        return bool(known) and all(known)
 
 
 @once_per_study

@@ -17,8 +17,8 @@ from analysis.drawing.pieces import Picture, Pieces, box, heading, paragraph, sh
 from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.early_measurements import has_early, join_early_curves, join_early_runs
-from analysis.numbers.learning import reasons_untrained, unlearned_words
+from analysis.numbers.early_measurements import has_early, join_early_curves, join_early_runs, list_untrained
+from analysis.numbers.learning import reasons_untrained
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
     GROUPS,
@@ -49,18 +49,17 @@ OWN_RATES = 0.9  # share of distinct rates in a study whose series have rates of
 class Evidence:
     """The evidence of studies: runs, curves, and each predictor's scores by event and target.
 
-    Series that learned nothing or too little (`unlearned_words`) are left out, and named in ``untrained``: their runs
-    end on either side of a threshold by noise.
+    ``untrained`` names the series that are left out.
     """
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
-        left = [(each.name, name) for each in self.studies for name, word in unlearned_words(each).items() if word]
-        self.untrained, groups = [name for _, name in left], [f"{study}|{name}" for study, name in left]
-        runs, curves = join_early_runs(self.studies), join_early_curves(self.studies)
-        self.runs, self.curves = (
-            frame[~frame["group"].isin(groups)].reset_index(drop=True) for frame in (runs, curves)
-        )
+        self.untrained = [
+            name if len(self.studies) == 1 else f"{name} of {study.name}"
+            for study in self.studies
+            for name in list_untrained(study)
+        ]
+        self.runs, self.curves = join_early_runs(self.studies), join_early_curves(self.studies)
         events = [event for event in EVENTS if event == "broke" or self._differs(event)]
         self.of_runs = {event: score_runs(self.runs, event) for event in events}
         self.of_curves = {target: score_curves(self.curves, target) for target in TARGETS}
@@ -74,10 +73,13 @@ class Evidence:
         }
         judged_of = [said.name_units(frame, what, number) for what, frame in asked.items()]
         units = [said.UNITS] if judged_of else []
-        left = f"Not here, since they learned too little: {join_words(self.untrained)}." if self.untrained else ""
-        sentences = [*said.count_runs(runs), left, said.describe_sets(runs), *judged_of, *units]
+        sentences = [*said.count_runs(runs), self.left_out(), said.describe_sets(runs), *judged_of, *units]
         sentences.append(said.scale(self.studies))
         return " ".join(filter(None, sentences))
+
+    def left_out(self) -> str:
+        """Return a sentence on the series that are left out; "" without any."""
+        return f"Not here, since too little was learned: {join_words(self.untrained)}." if self.untrained else ""
 
     def _differs(self, event: str) -> bool:
         """Return whether an event happened to other runs than "broke" did."""
@@ -258,7 +260,8 @@ def _opening(found: Evidence) -> str:
 def conclusion(study: Study) -> str:
     """Return the predictors better than every baseline, and α_max / α beside the best baseline and at one rate."""
     found = evidence(study)
-    return f"{said.conclusion(found.claims())} {said.compare_with_baseline(found.of_runs['broke'], 'broke')}".rstrip()
+    compared = said.compare_with_baseline(found.of_runs["broke"], "broke")
+    return " ".join(filter(None, (said.conclusion(found.claims()), compared, found.left_out())))
 
 
 def leads(study: Study) -> bool:

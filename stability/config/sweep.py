@@ -98,7 +98,7 @@ class SweepSpec(AbstractRecipe):
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     launcher: Literal["auto", "serial", "ray", "slurm"] = Field(
         default="auto",
-        description="where the runs are executed; auto: serial if only one could run at a time on this CPU, else ray",
+        description="where the runs are executed; auto: serial if one run of a grid is missing on a CPU, else ray",
     )
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"

@@ -348,11 +348,32 @@ def test_series_that_learned_nothing_or_too_little_are_not_asked_but_named():
     found = prediction.evidence(study_of(runs))
     assert list(dict.fromkeys(found.runs["mechanism"])) == ["sa", "sc", "mix"]
     assert set(found.curves["mechanism"]) == {"sa", "sc", "mix"}
-    assert "Not here, since they learned too little: sw and gla." in found.told()
+    assert "Not here, since too little was learned: sw and gla." in found.told()
     without = prediction.evidence(study_of([each for each in runs if each["mechanism"] not in nll]))
     assert "too little" not in without.told()
     pooled = [[each.scopes[POOLED].value for each in one.of_runs["broke"]] for one in (found, without)]
     assert pooled[0] == pytest.approx(pooled[1], nan_ok=True)
+
+
+def test_the_rates_of_a_series_that_is_left_out_change_no_curve():
+    """sa has a rate of its own, so only the rates of all count; sw, which learned nothing, has none of these."""
+    more = [run(3e-2, 0.1, mechanism="sa", seed=seed, val_nll=2.3) for seed in range(3)]
+    learned = [*grid(knowing, breaks_beyond_edge, mechanisms=["sa", "sc", "mix"], val_nll=best_at_edge), *more]
+    other = [run(lr, 0.1, mechanism="sw", seed=seed, val_nll=3.4) for lr in (0.2, 0.4) for seed in range(3)]
+    names = ["curve", "alpha_max", "alpha_cross", "loss_best"]
+    with_it, without = (early_curves(study_of(runs))[names] for runs in ([*learned, *other], learned))
+    assert with_it.equals(without) and len(without) == 9
+
+
+def test_a_run_of_two_studies_stays_with_the_one_in_which_its_series_learned():
+    """Beside sc's 0.5 nats the 1.0 of sa is enough; beside mix's 2.9 nats, in the larger study, 0.6 is asked for."""
+    nll = {"sa": 2.6, "sc": 2.7, "mix": 0.3, "sw": 0.4}
+    of = lambda names: grid(knowing, breaks_beyond_edge, mechanisms=names, val_nll=lambda m, lr, seed: nll[m])  # noqa: E731
+    small, large = study_of(of(["sa", "sc"]), "small"), study_of(of(["sa", "mix", "sw"]), "large")
+    found = prediction.Evidence([small, large])
+    assert found.untrained == ["sa of large"]
+    assert set(found.runs["group"]) == {"small|sa", "small|sc", "large|mix", "large|sw"}
+    assert "too little was learned: sa of large." in typst(prediction.together([small, large]))
 
 
 def test_only_runs_that_are_in_a_pair_count_and_the_sets_are_named():

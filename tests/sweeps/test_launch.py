@@ -211,10 +211,9 @@ TO_SEARCH = ["search.space.lr_peak=null", "search.space.mechanism.sc.step_size={
         ([], 8, 0, 2, "ray"),
         ([], 8, 0, 3, "serial"),
         ([], 8, 0, 4, "serial"),
-        ([], 1, 0, 0, "serial"),
-        (["threads=5"], 8, 0, 0, "serial"),
-        (["threads=4"], 8, 0, 0, "ray"),
-        (["threads=9"], 8, 0, 0, "ray"),  # where it is refused
+        ([], 1, 0, 0, "ray"),  # a run that kills its process must not end the others
+        ([*ONE, "threads=8"], 8, 0, 0, "serial"),
+        ([*ONE, "threads=9"], 8, 0, 0, "ray"),  # where it is refused
         ([*ONE, "device=auto"], 8, 0, 0, "serial"),
         ([*ONE, "device=auto"], 8, 1, 0, "ray"),
         (ONE, 8, 1, 0, "serial"),  # device=cpu
@@ -223,18 +222,15 @@ TO_SEARCH = ["search.space.lr_peak=null", "search.space.mechanism.sc.step_size={
         ([*ONE, "cpus_per_trial=1"], 1, 0, 0, "ray"),
         ([*ONE, "gpus_per_trial=0"], 1, 0, 0, "ray"),
         (["search=asha"], 1, 0, 0, "ray"),
-        (["search=asha", "search.synchronous=true"], 1, 0, 0, "serial"),
-        (["search=asha", "search.synchronous=true"], 8, 0, 3, "ray"),
+        (["search=asha", "search.synchronous=true"], 1, 0, 3, "ray"),
         (["mechanism=sc", "lr=edge"], 8, 0, 9, "ray"),
-        (["mechanism=sc", "lr=edge"], 1, 0, 0, "serial"),
         ([*ONE, "search=optuna", *TO_SEARCH], 8, 0, 0, "ray"),
-        ([*ONE, "search=optuna", *TO_SEARCH], 1, 0, 0, "serial"),
         (["launcher=serial"], 8, 0, 0, "serial"),
         (["launcher=ray", *ONE], 1, 0, 0, "ray"),
         (["launcher=slurm", *ONE], 1, 0, 0, "slurm"),
     ],
 )
-def test_auto_is_serial_where_runs_could_only_go_one_at_a_time_on_a_cpu(
+def test_auto_is_serial_where_one_run_of_a_grid_is_missing_on_a_cpu(
     tmp_path, monkeypatch, overrides, cores, gpus, num_done, expected
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
@@ -242,7 +238,7 @@ def test_auto_is_serial_where_runs_could_only_go_one_at_a_time_on_a_cpu(
     spec, trials = make_sweep(tmp_path, *replaced(["launcher=auto"], *overrides))
     for trial in trials[:num_done]:
         trial.directory.set_status("stable", step=12, num_steps=12)
-    assert side_by_side.choose_launcher(spec, trials) == expected
+    assert side_by_side.resolve_launcher(spec, trials).launcher == expected
 
 
 def test_a_real_sweep_resumes_bit_for_bit_after_an_interrupt(tmp_path):
