@@ -79,10 +79,13 @@ class Small:
 
 @dataclass(frozen=True)
 class PageBreak:
-    """The end of a page, if it is not empty."""
+    """The end of a page, if it is not empty; with ``only`` of that page: what has run over to the next goes on there."""
+
+    only: int | None = None
 
     def typst(self) -> str:
-        return "#pagebreak(weak: true)\n"
+        end = "pagebreak(weak: true)"
+        return f"#{end}\n" if self.only is None else f"#context if here().page() == {self.only} {{ {end} }}\n"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def first_page(study: Study, find: Find, prefix: str) -> Pieces:
     else:
         said = [text for text in said if not is_in_a_table(text)]
     figure = _draw_best_series(study, found, is_low=fixed + _count_lines(said) > MOST_LINES)
-    return paragraph(runs) + ((figure,) if figure else ()) + (table,) + box(said) + small(last) + (PageBreak(),)
+    return paragraph(runs) + ((figure,) if figure else ()) + (table,) + box(said) + small(last) + (PageBreak(only=1),)
 
 
 def _count_lines(texts: Sequence[str]) -> int:
