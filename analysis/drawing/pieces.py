@@ -79,7 +79,7 @@ class Small:
 
 @dataclass(frozen=True)
 class PageBreak:
-    """The end of a page, if it is not empty; with ``only`` of that page: what has run over to the next goes on there."""
+    """The end of a page, if it is not empty; with ``only`` of that page alone, so that what runs over goes on."""
 
     only: int | None = None
 
