@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, describe_unknown_key, is_group, yamls
@@ -81,6 +82,10 @@ def check_words(invocation: Invocation, root: str) -> None:
     Raises:
         ValueError: there is such a word; one line.
     """
+    for word, after in pairwise(invocation.words):
+        if after.value is None and (word.value or "").endswith(","):
+            typed = shorten(f"{word} {after}")
+            raise ValueError(f"{typed}: the list is cut at a space; write it without spaces: {word.key}=[a,b]")
     for word in invocation.words:
         typed = shorten(str(word))
         if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:

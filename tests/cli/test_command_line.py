@@ -258,6 +258,7 @@ def test_the_shim_touches_nothing_else():
             "data=dna, images, pairs, protein and text have this setting, the chosen one has not; add data=text",
         ),
         (["optimizer=adam"], "optimizer=adam: no such choice; did you mean 'adamw'?"),
+        (["mechanism=[sa,", "sc]"], "the list is cut at a space; write it without spaces: mechanism=[a,b]"),
         (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
         (
             ["curvature.state=paper"],
