@@ -112,9 +112,8 @@ def near_misses(name: str, choices: tuple[str, ...], noun: str = "choices") -> s
     initials = "".join(word[0] for word in re.findall(r"[a-z]+", str(name).lower()))
     short = [choice for choice in choices if len(choice) > 1 and len(initials) > 1 and initials.startswith(choice)]
     longer = [choice for choice in choices if choice.startswith(f"{name}_")]
-    close = (
-        short or longer or [choice for choice in near if choice.startswith(str(name))] or near
-    )  # adam: adamw, not radam
+    begun = [choice for choice in near if choice.startswith(str(name))]  # adam: adamw, not radam
+    close = short or longer or begun or near
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
     listing = f"{noun}: {', '.join(shown) if shown else 'none'}"
     if not close:
