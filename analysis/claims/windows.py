@@ -51,7 +51,7 @@ ONE_RULE = (
     "By 5 % of the best NLL alone, which makes no verdict: the generative NLL of a model without learning is unknown, "
     "and with it the windows at an equal share of the learning."
 )
-SAME_RULE = "no second rule here, where half of the learning is the limit already (5 % of the NLL is more)"
+SAME_RULE = "the same limit, half of the learning"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ def window_claim(
     if equal is not None:
         claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
         if first.keeps_half and second.keeps_half:
-            claim, note = replace(claim, equal=SAME_RULE), f"At an equal share of what was learned: {SAME_RULE}."
+            claim = replace(claim, equal=SAME_RULE)
+            note = f"At an equal share of what was learned: {SAME_RULE}, so that this is no second rule."
         notes.insert(0, note)
     elif column != VALIDATION and claim.verdict in ("holds", "contradicted"):
         claim = replace(claim, verdict="no claim", p=math.nan, differences=())

@@ -87,7 +87,7 @@ def test_a_limit_of_half_the_learning_is_not_called_five_percent(tmp_path):
     assert common_line(study, ("echo", "sa"), ("echo", "sa")).startswith(
         "Keeping half of sa's learning: echo none, sa "
     )
-    assert "At an equal share of what was learned: no second rule here" in claim.note
+    assert "At an equal share of what was learned: the same limit, half of the learning" in claim.note
 
 
 def test_a_study_that_learned_much_is_limited_by_five_percent_alone(tmp_path):

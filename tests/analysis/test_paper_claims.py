@@ -102,8 +102,8 @@ def test_where_half_of_the_learning_is_the_limit_already_no_second_rule_is_count
     nll = vee({"sc": 0.05, "sa": 0.15})
     study = study_of(tmp_path, mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.16)
     claim = judged(study)["window"]
-    assert claim.verdict == "holds" and claim.equal.startswith("no second rule here")
-    assert f"At an equal share of what was learned: {claim.equal}." in claim.text
+    assert claim.verdict == "holds" and claim.equal == "the same limit, half of the learning"
+    assert f"At an equal share of what was learned: {claim.equal}, so that this is no second rule." in claim.text
     more = study_of(tmp_path / "b", mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.3)
     assert "no second rule" not in judged(more)["window"].text
 
