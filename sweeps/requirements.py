@@ -23,9 +23,9 @@ def resolve_launcher(spec: SweepSpec, trials: Sequence[Trial]) -> SweepSpec:
         return spec
     is_set = spec.ray != RaySpec() or spec.cpus_per_trial is not None or spec.gpus_per_trial != "auto"
     is_grid = spec.search is None and spec.lr.edge is None
-    is_small = not gpus_per_trial(spec) and cpus_per_trial(spec) <= (os.cpu_count() or 1)
+    fits_cpu = not gpus_per_trial(spec) and cpus_per_trial(spec) <= (os.cpu_count() or 1)
     missing = (trial for trial in trials if not is_done(trial))
-    is_serial = is_grid and is_small and not is_set and len(list(islice(missing, 2))) < 2
+    is_serial = is_grid and fits_cpu and not is_set and len(list(islice(missing, 2))) < 2
     return spec.model_copy(update={"launcher": "serial" if is_serial else "ray"})
 
 

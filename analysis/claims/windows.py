@@ -166,11 +166,11 @@ def window_claim(
         more_runs=result.more_runs,
     )
     notes = [_explain(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
-    if equal is not None:
+    if equal is not None and first.keeps_half and second.keeps_half:
+        claim = replace(claim, equal=SAME_RULE)
+        notes.insert(0, f"At an equal share of what was learned: {SAME_RULE}. So this is no second rule.")
+    elif equal is not None:
         claim, note = _agree(claim, compare_windows(equal.found, second, lost), equal, named)
-        if first.keeps_half and second.keeps_half:
-            claim = replace(claim, equal=SAME_RULE)
-            note = f"At an equal share of what was learned: {SAME_RULE}, so that this is no second rule."
         notes.insert(0, note)
     elif column != VALIDATION and claim.verdict in ("holds", "contradicted"):
         claim = replace(claim, verdict="no claim", p=math.nan, differences=())

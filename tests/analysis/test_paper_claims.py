@@ -103,7 +103,7 @@ def test_where_half_of_the_learning_is_the_limit_already_no_second_rule_is_count
     study = study_of(tmp_path, mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.16)
     claim = judged(study)["window"]
     assert claim.verdict == "holds" and claim.equal == "the same limit, half of the learning"
-    assert f"At an equal share of what was learned: {claim.equal}, so that this is no second rule." in claim.text
+    assert f"At an equal share of what was learned: {claim.equal}. So this is no second rule." in claim.text
     more = study_of(tmp_path / "b", mechanisms=("sa", "sc"), lrs=FINEST, nll=nll, unigram=2.3)
     assert "no second rule" not in judged(more)["window"].text
 
